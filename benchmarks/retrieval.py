@@ -33,11 +33,10 @@ import numpy as np
 
 from benchmarks.process import memory_bytes
 from benchmarks.table import ROOT, Table, options
-from reasonrag.retrieval.bm25 import BM25Retriever
+from reasonrag.retrieval.bm25 import BM25Retriever, build_bm25
 from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder, Silent
 from reasonrag.retrieval.index.passages import PassageStore, build_passages
-from reasonrag.retrieval.index.postings import build_bm25
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 from reasonrag.storage.files import read_json, write_json
 
@@ -124,8 +123,8 @@ def questions(folder: Path, count: int) -> list[str]:
 
 
 def serve(folder: Path) -> None:
-    from reasonrag.retrieval.server.app import serve as serve_until_signal
-    from reasonrag.retrieval.server.service import ServeSettings
+    from reasonrag.retrieval.server import ServeSettings
+    from reasonrag.retrieval.server import serve as serve_until_signal
 
     sys.exit(serve_until_signal(BM25Retriever(IndexFolder(folder)), ServeSettings(port=0)))
 

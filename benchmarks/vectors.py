@@ -29,10 +29,15 @@ import numpy as np
 from benchmarks.process import memory_bytes
 from benchmarks.table import Table, options
 from reasonrag.retrieval.index.embeddings import Embeddings
-from reasonrag.retrieval.index.faiss_search import ExactSearch
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan, Silent
-from reasonrag.retrieval.index.vector_settings import VECTOR_KINDS, choose, memory_of, recall_at_10
-from reasonrag.retrieval.index.vectors import build_vectors, open_vectors
+from reasonrag.retrieval.index.vectors import (
+    VECTOR_KINDS,
+    ExactSearch,
+    build_vectors,
+    choose,
+    open_vectors,
+    recall_at_10,
+)
 
 DIMS, MAX_BYTES, SHARD, TOP_K = 384, 8 << 30, 8192, 10
 REFERENCES = ("faiss.IndexFlatIP", "numpy matmul")
@@ -56,7 +61,7 @@ def made(rows: int, rng: np.random.Generator) -> np.ndarray:
 def real(rows: int, indexes: list[Path], rng: np.random.Generator) -> np.ndarray:
     """`[rows, dims]`: the passages themselves, then each mixed with one of its 20 neighbours."""
     found = [Embeddings(IndexFolder(path)) for path in indexes]
-    base = np.concatenate([embeddings.block(0, embeddings.rows) for embeddings in found])
+    base = np.concatenate([block for embeddings in found for _, block in embeddings.blocks()])
     near = faiss.knn(base, base, 21, metric=faiss.METRIC_INNER_PRODUCT)[1]
     first = rng.integers(len(base), size=rows)
     other = near[first, rng.integers(1, 21, size=rows)]
@@ -137,14 +142,13 @@ def measure(folder: Path, kind: str, threads: int) -> dict[str, float]:
     tuning, asked = queries[:256], queries[256:]
     embeddings = Embeddings(index)
     if kind in REFERENCES:
-        search = reference(kind, embeddings.block(0, embeddings.rows))
+        search = reference(kind, np.concatenate([block for _, block in embeddings.blocks()]))
         return {"one": rate(search, asked, 1), "batch": rate(search, asked, 64), "recall": 1.0}
     settings = choose(embeddings.rows, embeddings.dims, MAX_BYTES, kind=kind)
     before, started = memory_mib(), time.perf_counter()
     with Peak() as peak:
-        manifest = build_vectors(index, settings, max_bytes=MAX_BYTES, queries=tuning, progress=Silent())
+        manifest = build_vectors(index, settings, queries=tuning, progress=Silent())
     built = {"build_s": time.perf_counter() - started, "peak": max(peak.most - before, 0)}
-    built["limit"] = 0 if kind == "flat" else memory_of(settings, embeddings.rows, embeddings.dims) / (1 << 20)
     return built | {"disk": (manifest or index.need("embeddings")).size / 1e6}
 
 

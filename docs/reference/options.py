@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from docs.reference.settings import SETTINGS, fields
 from reasonrag.agents.environment import EnvironmentSettings
 from reasonrag.core.settings import Flag
-from reasonrag.retrieval.server.service import ServeSettings
+from reasonrag.retrieval.server import ServeSettings
 
 _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean"}
 

@@ -123,8 +123,8 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
     from reasonrag.core.settings import validate
     from reasonrag.retrieval.index.folder import IndexFolder
     from reasonrag.retrieval.open import kinds, open_index
-    from reasonrag.retrieval.server.app import serve as serve_until_stopped
-    from reasonrag.retrieval.server.service import ServeSettings
+    from reasonrag.retrieval.server import ServeSettings
+    from reasonrag.retrieval.server import serve as serve_until_stopped
 
     log_plainly()
     asked = {name: given.pop(name) for name in ("port", "top_k")}

@@ -36,15 +36,15 @@ class Retriever(Protocol):
 
 
 class LocalRetriever(ABC):
-    """Searches an index in this process, in one thread: one call after another, beside the event loop."""
+    """Searches an index in this process, in one thread: one call after another, so that the event loop is free."""
 
     # Queries times passages of the largest search that the event loop waits for, because handing it to the thread would
     # take longer. Such a search may run beside the one in the thread.
     _at_once = 0
 
-    def __init__(self, passages: PassageStore, *, known: Any) -> None:
-        """Take the passages to return, and what decides a ranking as a JSON value, which becomes the fingerprint."""
-        self.fingerprint = short_hash(known)
+    def __init__(self, passages: PassageStore, *, identity: Any) -> None:
+        """Take the passages to return, and a JSON value of everything that decides a ranking, for the fingerprint."""
+        self.fingerprint = short_hash(identity)
         self._passages = passages
         self._thread = Worker(type(self).__name__)
 
@@ -52,7 +52,7 @@ class LocalRetriever(ABC):
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]: ...
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """Search as `Retriever` says; raise RetrievalError if that fails, for example for lack of memory."""
+        """Return rankings as `Retriever` does; raise RetrievalError if the search fails, such as for lack of memory."""
         if len(queries) * len(self._passages) <= self._at_once:
             return self._search(list(queries), top_k)
         return await self._thread.call(self._search, list(queries), top_k)

@@ -1,28 +1,97 @@
-"""BM25 search in this process, over the memory-mapped parts `passages` and `bm25` of an index."""
+"""BM25 over the parts `passages` and `bm25` of an index: build and search, in the files of bm25s.
+
+bm25s builds in memory: 2.7 GB a million passages, about 60 GB for Wikipedia. So the build here cuts passages into words
+in chunks on disk, and merges the scores in one range of the vocabulary at a time; the result is what `BM25.index`
+computes. bm25s loads it, memory-mapped.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Sequence
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import Stemmer
 from numpy.typing import NDArray
 
-from reasonrag.core.errors import DataError
+from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import LocalRetriever
 from reasonrag.retrieval.corpus import CorpusSource, GivenCorpus, open_corpus
-from reasonrag.retrieval.index.folder import IndexFolder, Silent
-from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_passages, passages_plan
-from reasonrag.retrieval.index.postings import Tokenizer, bm25_plan, bm25s, build_bm25
+from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan, Silent
+from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_passages, passages_plan, save_array
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 from reasonrag.storage.files import short_hash
 
-_STRICT = PassagesConfig(strict=True)
-_MOST_WORDS = 1024  # of a query
+
+def _import_without_jax() -> Any:
+    """Import bm25s, which imports JAX if that is installed, and computes with it at once.
+
+    On a GPU, JAX takes three quarters of the memory for that, which the models of this process need.
+    """
+    jax = sys.modules.setdefault("jax", None)  # type: ignore[arg-type]  # None makes an import fail
+    try:
+        import bm25s
+
+        return bm25s
+    finally:
+        if jax is None:
+            del sys.modules["jax"]
+
+
+bm25s = _import_without_jax()
+# The names under which bm25s looks for its files.
+_DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
+_VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
+# Words of one letter count, or "U.S." and "Malcolm X" would search for less, or for nothing.
+_TOKEN = re.compile(r"(?u)\w+")
+_CHUNK = 16_384  # passages: 200 MB while they are cut into words
+_BYTES_A_POSTING = 80  # while scores are merged
 _MAX_BYTES = 1 << 30  # while the scores of an index in the cache are merged
+_MOST_WORDS = 1024  # of a query
+_STRICT = PassagesConfig(strict=True)
+
+_Array = NDArray[Any]
+
+
+class Tokenizer:
+    """Tokenizes passages and queries alike: drops case, accents and stop-words, and stems words."""
+
+    def __init__(self, settings: BM25Config) -> None:
+        """Look up stemmer and stop-words; raise ConfigError if one is unknown."""
+        try:
+            self._stemmer = Stemmer.Stemmer(settings.stemmer) if settings.stemmer else None
+            self._stopwords = frozenset(bm25s.tokenization.Tokenizer(stopwords=settings.stopwords).stopwords)
+        except (KeyError, ValueError):
+            raise ConfigError(
+                f"BM25 has no stemmer {settings.stemmer!r} or no stop-words {settings.stopwords!r}; "
+                f"stemmers are {', '.join(Stemmer.algorithms())}, or none"
+            ) from None
+
+    def words(self, text: str) -> list[str]:
+        """Return the words of a query: the same as `ids`, in a fifth of the time."""
+        words = [word for word in _TOKEN.findall(_fold(text).lower()) if word not in self._stopwords]
+        return words if self._stemmer is None else self._stemmer.stemWords(words)
+
+    def ids(self, texts: Iterable[str]) -> tuple[list[list[int]], dict[str, int]]:
+        """Return the word ids of each text, and the vocabulary. Texts are consumed one at a time."""
+        ids, vocabulary = bm25s.tokenize(
+            map(_fold, texts),
+            stopwords=list(self._stopwords),
+            stemmer=self._stemmer,
+            token_pattern=_TOKEN.pattern,
+            show_progress=False,
+        )
+        return ids, vocabulary
 
 
 class BM25Retriever(LocalRetriever):
@@ -44,9 +113,9 @@ class BM25Retriever(LocalRetriever):
         # The manifest also has the token pattern, which is not a setting; an older one may lack newer settings.
         settings = {name: value for name, value in bm25.plan.settings.items() if name in BM25Config.model_fields}
         self._tokenizer = Tokenizer(BM25Config(**settings))
-        known = [passages.files[PASSAGES], bm25.plan.document()["settings"], dict(bm25.plan.versions)]
+        identity = [passages.files[PASSAGES], bm25.plan.document()["settings"], dict(bm25.plan.versions)]
         # One thread, because numpy holds the GIL for most of a search; a second one would only add to the wait.
-        super().__init__(PassageStore(index.part("passages")), known=known)
+        super().__init__(PassageStore(index.part("passages")), identity=identity)
         loaded = bm25s.BM25.load(index.part("bm25"), mmap=True, show_progress=False)
         self._word_ids: dict[str, int] = loaded.vocab_dict
         # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
@@ -69,10 +138,10 @@ class BM25Retriever(LocalRetriever):
         Tokenizer(config)  # raises before the corpus is read
         source = open_corpus(str(corpus)) if isinstance(corpus, Path) else GivenCorpus("passages", corpus)
         plan = passages_plan(source, _STRICT)
-        decides_the_index = bm25_plan(json.dumps(plan.document(), sort_keys=True), config).document()
+        decides_the_index = _plan(json.dumps(plan.document(), sort_keys=True), config).document()
         index = IndexFolder(cache / f"bm25-{short_hash(decides_the_index)}")
         passages = index.sound(plan)
-        if passages is None or index.sound(bm25_plan(passages.fingerprint, config)) is None:
+        if passages is None or index.sound(_plan(passages.fingerprint, config)) is None:
             try:
                 with index.locked():
                     _build(index, source, config)
@@ -92,7 +161,7 @@ class BM25Retriever(LocalRetriever):
         if not tokens or top_k < 1:
             return ()
         starts, ends = self._starts[tokens].tolist(), self._starts[np.add(tokens, 1)].tolist()
-        spans = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+        spans = list(map(slice, starts, ends))
         # bm25s's own sum, without its copies. Its numba backend is no faster, and costs 200 MB of libraries and 8 s of
         # compiling in each process: benchmarks/retrieval.py.
         scores = np.zeros(len(self._passages), dtype=np.float32)
@@ -108,16 +177,69 @@ class BM25Retriever(LocalRetriever):
     def _floor(self, scores: NDArray[np.float32], spans: list[slice], top_k: int) -> np.float32:
         """Return a score that all of the best `top_k` passages reach; comparing with 0 instead takes twice as long.
 
-        It is the `top_k`-th best score among the passages with the query's rarest word that at least `top_k` passages
-        have.
+        It is the `top_k`-th best score among the passages with the rarest word of the query that is in at least `top_k`
+        passages.
         """
         sizes = [(span.stop - span.start, span.start) for span in spans]
         size, start = min((size for size in sizes if size[0] >= top_k), default=(0, 0))
         if not size:
             return np.finfo(np.float32).tiny
-        found = scores[self._rows[start : start + size]]
-        found.partition(size - top_k)
-        return np.float32(found[-top_k])
+        of_rarest_word = scores[self._rows[start : start + size]]
+        of_rarest_word.partition(size - top_k)
+        return np.float32(of_rarest_word[-top_k])
+
+
+def build_bm25(
+    index: IndexFolder, settings: BM25Config, *, max_bytes: int, progress: BuildProgress, chunk: int = _CHUNK
+) -> Manifest:
+    """Build the part `bm25` if it is missing or damaged. A killed build resumes.
+
+    The index has the part `passages`; the caller holds its lock. `max_bytes` is the memory for the scores that are
+    merged together; those of one word are never divided. `chunk` passages are cut into words at a time, fewer if they
+    are long. Neither changes the result.
+
+    Raises:
+        ConfigError: the stemmer or the list of stop-words is unknown.
+        DataError: no passage contains a word.
+    """
+    plan = _plan(index.need("passages").fingerprint, settings)
+    if manifest := index.sound(plan):
+        return manifest
+    tokenizer, draft = Tokenizer(settings), Draft(index, plan)
+    with closing(PassageStore(index.part("passages"))) as store:
+        chunks = [_Chunk(draft, start, stop) for start, stop in store.ranges(chunk)]
+        done = sum(piece.stop - piece.start for piece in chunks if piece.is_done)
+        progress.start("words of passages", total=len(store), unit="passages", done=done)
+        for piece in chunks:
+            if not piece.is_done:
+                texts = (_titled(text, settings.title_weight) for text in store.contents(piece.start, piece.stop))
+                piece.write(*tokenizer.ids(texts))
+                progress.advance(piece.stop - piece.start)
+    frequencies = _write_vocabulary(draft, chunks)
+    indptr = np.concatenate([[0], np.cumsum(frequencies)])
+    with draft.writing(_INDPTR) as file:
+        save_array(file, indptr)
+    progress.start("scores", total=int(indptr[-1]), unit="scores")
+    with draft.writing(_DATA) as data, draft.writing(_INDICES) as indices:
+        for file, kind in ((data, "<f4"), (indices, "<i4")):
+            header = {"descr": kind, "fortran_order": False, "shape": (int(indptr[-1]),)}
+            np.lib.format.write_array_header_1_0(file, header)
+        for scores, rows in _merged(chunks, frequencies, indptr, settings, max_bytes // _BYTES_A_POSTING):
+            data.write(scores.data)
+            indices.write(rows.data)
+            progress.advance(len(rows))
+    # Without a named backend, bm25s would use numba if it is installed.
+    parameters = {"k1": settings.k1, "b": settings.b, "method": "lucene", "backend": "numpy"}
+    parameters |= {"num_docs": chunks[-1].stop, "version": version("bm25s")}
+    with draft.writing(_PARAMETERS) as file:
+        file.write(json.dumps(parameters, indent=1).encode())
+    return draft.finish({"passages": chunks[-1].stop, "words": len(frequencies), "postings": int(indptr[-1])})
+
+
+def _plan(passages: str, settings: BM25Config) -> Plan:
+    """Return the plan of the part: fingerprint of the passages, settings, and versions of the tokenizing libraries."""
+    versions = {name: version(name) for name in ("bm25s", "PyStemmer")}
+    return Plan("bm25", {"passages": passages}, {**settings.model_dump(), "token": _TOKEN.pattern}, versions)
 
 
 def _build(index: IndexFolder, source: CorpusSource, config: BM25Config) -> None:
@@ -128,3 +250,112 @@ def _build(index: IndexFolder, source: CorpusSource, config: BM25Config) -> None
     except DataError:
         shutil.rmtree(index.path, ignore_errors=True)
         raise
+
+
+class _Chunk:
+    """Words and postings of the passages from `start` to `stop`, as files in the scratch folder of a draft."""
+
+    def __init__(self, draft: Draft, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        self._draft = draft
+        self._name = f"{start}-{stop}"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the chunk is complete: the lengths are written last."""
+        return self._draft.holds(f"{self._name}/lengths.npy", scratch=True)
+
+    def write(self, ids: list[list[int]], vocabulary: dict[str, int]) -> None:
+        """Write sorted words, and for each word its passages and how often it occurs in them."""
+        words = sorted(vocabulary)
+        ranks = np.empty(len(words), dtype=np.int64)  # by the tokenizer's id: the word's place in the sorted words
+        ranks[[vocabulary[word] for word in words]] = np.arange(len(words))
+        lengths = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
+        flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
+        # Word and passage in one number, so that sorting orders by word, then by passage.
+        pairs = ranks[flat] * len(ids) + np.repeat(np.arange(len(ids)), lengths)
+        pairs, times = np.unique(pairs, return_counts=True)
+        passages_per_word = np.bincount(pairs // len(ids), minlength=len(words))
+        with self._draft.writing(f"{self._name}/words.txt", scratch=True) as file:
+            file.write("\n".join(words).encode())
+        self.put("indptr", np.concatenate([[0], np.cumsum(passages_per_word)]))
+        rows = pairs % len(ids)
+        for name, values in (("rows", rows), ("times", times)):
+            self.put(name, values.astype(np.min_scalar_type(values.max(initial=0))))
+        self.put("lengths", lengths)
+
+    def words(self) -> list[str]:
+        text = (self._draft.scratch / self._name / "words.txt").read_text(encoding="utf-8")
+        return text.split("\n") if text else []
+
+    def put(self, name: str, values: _Array) -> None:
+        with self._draft.writing(f"{self._name}/{name}.npy", scratch=True) as file:
+            save_array(file, values)
+
+    def array(self, name: str) -> _Array:
+        values: _Array = np.load(self._draft.scratch / self._name / f"{name}.npy", mmap_mode="r")
+        return values
+
+
+def _write_vocabulary(draft: Draft, chunks: Sequence[_Chunk]) -> NDArray[np.int64]:
+    """Write the sorted words of all chunks, and the places of each chunk's words; return the passages per word."""
+    words = sorted(set(chain.from_iterable(chunk.words() for chunk in chunks)))
+    if not words:
+        raise DataError("no passage of the corpus holds a word that can be searched for")
+    places = {word: place for place, word in enumerate(words)}
+    frequencies = np.zeros(len(words), dtype=np.int64)
+    for chunk in chunks:
+        chunk_places = np.fromiter(map(places.__getitem__, chunk.words()), dtype=np.int64)
+        chunk.put("places", chunk_places)
+        frequencies[chunk_places] += np.diff(chunk.array("indptr"))
+    with draft.writing(_VOCABULARY) as file:
+        file.write(json.dumps(places, ensure_ascii=False).encode())
+    return frequencies
+
+
+def _merged(
+    chunks: Sequence[_Chunk], frequencies: _Array, indptr: _Array, settings: BM25Config, limit: int
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
+    """Yield scores and passages of all postings, by word, then by passage, in ranges of about `limit` postings."""
+    lengths = np.concatenate([chunk.array("lengths") for chunk in chunks])
+    # Lucene's BM25 (Kamphuis et al., ECIR 2020, table 1), in the types of bm25s, so that every bit is the same:
+    # idf * tf / (tf + k1 * (1 - b + b * length / mean length))
+    idf = np.log(1 + (len(lengths) - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
+    norms = settings.k1 * ((1 - settings.b) + settings.b * lengths / lengths.mean())
+    start = 0
+    while start < len(idf):
+        within_limit = int(np.searchsorted(indptr, indptr[start] + limit, side="right")) - 1
+        stop = max(start + 1, within_limit)
+        size = int(indptr[stop] - indptr[start])
+        scores, score_rows = np.empty(size, dtype="<f4"), np.empty(size, dtype="<i4")
+        next_free = indptr[start:stop] - indptr[start]  # where the next chunk's postings of each word go
+        for chunk in chunks:
+            places = chunk.array("places")
+            low, high = np.searchsorted(places, (start, stop))
+            words, bounds = np.array(places[low:high]), np.array(chunk.array("indptr")[low : high + 1])
+            counts = np.diff(bounds)
+            rows = chunk.array("rows")[bounds[0] : bounds[-1]].astype(np.int64) + chunk.start
+            times = np.array(chunk.array("times")[bounds[0] : bounds[-1]])
+            target = np.repeat(next_free[words - start] - bounds[:-1], counts) + np.arange(bounds[0], bounds[-1])
+            scores[target] = np.repeat(idf[words], counts) * (times / (norms[rows] + times))
+            score_rows[target] = rows
+            next_free[words - start] += counts
+        yield scores, score_rows
+        start = stop
+
+
+def _titled(contents: str, weight: int) -> str:
+    """Repeat the title of a passage, so that it occurs `weight` times.
+
+    >>> _titled("Jaws\\nA shark.", 3)
+    'Jaws\\nJaws\\nJaws\\nA shark.'
+    """
+    title, newline, _ = contents.partition("\n")
+    return (title + newline) * (weight - 1) + contents if newline else contents
+
+
+def _fold(text: str) -> str:
+    """Remove accents: models and users write "Pal Gabor" for "Pál Gábor"."""
+    if text.isascii():
+        return text
+    return "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))

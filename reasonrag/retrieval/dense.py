@@ -9,15 +9,12 @@ from reasonrag.core.settings import validate
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import LocalRetriever
-from reasonrag.retrieval.encoder_models import POOLINGS, find_files
-from reasonrag.retrieval.encoders import TextEncoder, differences, open_text_encoder
+from reasonrag.retrieval.encoders import TextEncoder, differences, find_files, open_text_encoder
 from reasonrag.retrieval.index.embeddings import Embeddings, encoder_of
-from reasonrag.retrieval.index.faiss_search import ExactSearch
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.passages import PASSAGES, PassageStore
 from reasonrag.retrieval.index.settings import EncoderConfig
-from reasonrag.retrieval.index.vector_settings import TOP_K, recall_at_10
-from reasonrag.retrieval.index.vectors import open_vectors
+from reasonrag.retrieval.index.vectors import TOP_K, ExactSearch, open_vectors, recall_at_10
 
 _BATCH = 64  # queries that the model reads at once
 
@@ -61,10 +58,10 @@ class DenseRetriever(LocalRetriever):
             )
         self._encoder = encoder
         searched = index.manifest("vectors") or index.need("embeddings")
-        # By content, so that the same passages have the same fingerprint whatever their file was called.
-        known = [passages.files[PASSAGES], dict(searched.files), dict(searched.counts), dict(identity)]
+        # By content, so that the same passages have the same fingerprint under any file name.
+        decisive = [passages.files[PASSAGES], dict(searched.files), dict(searched.counts), dict(identity)]
         # One thread, because FAISS on GPUs allows no second one, and the encoder uses all cores.
-        super().__init__(PassageStore(index.part("passages")), known=known)
+        super().__init__(PassageStore(index.part("passages")), identity=decisive)
 
     def recall_at_10(self, queries: Sequence[str]) -> float:
         """Return the share of exact search's ten best that this search finds, in [0, 1]. Needs the embeddings."""
@@ -106,22 +103,19 @@ def _open(
     if checksum != identity["checksum"]:
         raise _other_encoder(index, identity, {**identity, "name": files.name, "checksum": checksum})
     settings = {
-        **{key: identity[key] for key in ("family", "dtype", "query_prefix", "passage_prefix")},
+        **{key: identity[key] for key in ("dtype", "query_prefix", "passage_prefix")},
         "name": name,
-        "revision": revision or None,
         "device": device,
         "batch_size": _BATCH,
         "max_tokens": int(identity["max_tokens"]),
-        # A model with modules may pool in a way that is not an option; it is compared in any case.
-        "pooling": identity["pooling"] if identity["pooling"] in POOLINGS else None,
         "trust_remote_code": trust_remote_code,
     }
-    return open_text_encoder(validate(EncoderConfig, settings))
+    return open_text_encoder(validate(EncoderConfig, settings), revision=revision or None)
 
 
-def _other_encoder(index: IndexFolder, built: Mapping[str, str], found: Mapping[str, str]) -> ConfigError:
+def _other_encoder(index: IndexFolder, built: Mapping[str, str], opened: Mapping[str, str]) -> ConfigError:
     return ConfigError(
-        f"index {index.path} was built with {_named(built)}, this is {_named(found)}: {differences(built, found)}; "
+        f"index {index.path} was built with {_named(built)}, this is {_named(opened)}: {differences(built, opened)}; "
         "open it with the encoder that built it, or build it again"
     )
 

@@ -1,33 +1,26 @@
-"""Encode texts as vectors: by their words, or with a sentence-transformers model."""
+"""Encode texts as vectors: by their words, or with a sentence-transformers model as its own files describe it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import threading
-import time
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
-from itertools import chain
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from reasonrag.core.documents import named_path, parse_json
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import trusted
 from reasonrag.core.text import normalize_answer
 from reasonrag.core.watch import Worker
-from reasonrag.retrieval.encoder_models import (
-    POOLINGS,
-    EncoderFiles,
-    Family,
-    find_family,
-    find_files,
-    loading,
-    require_dense,
-)
 from reasonrag.retrieval.index.settings import EncoderConfig
+from reasonrag.storage.files import size_and_digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,9 +28,26 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32]
 
-_LOOK_S = 2.0  # whether the process that encodes still has its parent
 _DTYPES = ("float32", "bfloat16", "float16")
-_NAMING = ("name", "family", "revision")  # of an identity; they do not change the vectors
+_NAMING = ("name", "family", "revision")  # of an identity; they do not change the vectors ("family": of version 0.1.0)
+
+# Prefixes of queries and passages that the model cards ask for and the models' files do not have. A wrong prefix raises
+# no error: the search only finds less. The first pattern that a model's name matches counts.
+_WEB_SEARCH = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
+_BGE = "Represent this sentence for searching relevant passages: "
+PREFIXES: Mapping[str, tuple[str, str]] = {
+    r"e5-.*instruct": (_WEB_SEARCH, ""),  # huggingface.co/intfloat/multilingual-e5-large-instruct
+    r"\be5-": ("query: ", "passage: "),  # huggingface.co/intfloat/e5-base-v2
+    r"\bbge-(small|base|large)-en": (_BGE, ""),  # huggingface.co/BAAI/bge-base-en-v1.5
+}
+
+_CONFIGS = ("*.json", "*.txt", "*.model", "*.py", "[0-9]*_*/*")  # the last one: modules of sentence-transformers
+_SAFETENSORS, _PYTORCH = "*.safetensors", "pytorch_model*.bin"
+# Files that do not change the vectors: a model on the Hub and a copy of it may have different ones.
+_IGNORED = (
+    *("README*", "LICENSE*", "requirements*.txt"),
+    *("*data_config.json", "*generation_config.json", "train*", "eval*"),
+)
 
 
 class TextEncoder(Protocol):
@@ -46,7 +56,7 @@ class TextEncoder(Protocol):
     name: str  # Hub id or name of a folder
     location: str  # Hub id or path that opens the encoder again on this machine
     dims: int  # of a vector
-    identity: Mapping[str, str]  # what decides the vectors, except rounding: checksum, pooling, ..., but no path
+    identity: Mapping[str, str]  # everything that decides the vectors, except rounding: checksum, pooling, ...
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Return `[n, dims]` float32 vectors of length 1."""
@@ -61,45 +71,109 @@ class TextEncoder(Protocol):
         ...
 
 
-def open_text_encoder(config: EncoderConfig) -> SentenceTransformerEncoder:
-    """Open a sentence-transformers model, or plain transformers weights with their family's pooling.
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The folder of a model, its name (Hub id or folder name) and its commit on the Hub ("" for a folder)."""
 
-    All vectors are scaled to length 1, as the families here are trained for. A model trained for inner products of
-    vectors of any length (Contriever, DPR, `*-dot-*`) therefore finds less than it could. Encoding on several devices
-    uses sentence-transformers' process pool; no test covers it.
+    folder: Path
+    name: str
+    revision: str
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Parse a JSON file of the model; empty if it does not exist."""
+        try:
+            document = parse_json((self.folder / name).read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"encoder {self.name!r}: {name} cannot be read", quoting=error) from error
+        return document if isinstance(document, dict) else {}
+
+    def has_modules(self) -> bool:
+        """Whether sentence-transformers saved the model, so that its files define how it pools."""
+        return (self.folder / "modules.json").exists()
+
+    def checksum(self) -> str:
+        """Return the SHA-256 over names and bytes of weights, configs, tokenizer and modules."""
+        weights = _SAFETENSORS if any(self.folder.glob(_SAFETENSORS)) else _PYTORCH
+        deciding = set()
+        for pattern in (*_CONFIGS, weights):
+            for path in self.folder.glob(pattern):
+                if path.is_file() and not any(path.match(ignored) for ignored in _IGNORED):
+                    deciding.add(path)
+        digest = hashlib.sha256()
+        for path in sorted(deciding):
+            digest.update(f"{path.relative_to(self.folder)} {size_and_digest(path)[1]}\n".encode())
+        return digest.hexdigest()
+
+
+def find_files(name_or_path: str, *, revision: str | None = None) -> ModelFiles:
+    """Find a model by folder or Hub id; download what the local cache lacks.
+
+    Raises:
+        ConfigError: there is no such folder, and the Hub has no such model or cannot be reached.
+    """
+    folder = named_path(name_or_path)
+    if folder.is_dir():
+        return ModelFiles(folder, folder.resolve().name, "")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        snapshot = Path(snapshot_download(name_or_path, revision=revision, allow_patterns=[*_CONFIGS, _SAFETENSORS]))
+        if not any(snapshot.glob(_SAFETENSORS)):
+            snapshot_download(name_or_path, revision=snapshot.name, allow_patterns=[_PYTORCH])
+    except HFValidationError as error:
+        raise ConfigError(f"encoder {name_or_path!r} cannot be loaded: no such folder, and no Hub id") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        problem = f"encoder {name_or_path!r} cannot be loaded: it is not a folder, and the Hub does not give it"
+        raise ConfigError(problem, quoting=error) from error
+    return ModelFiles(snapshot, name_or_path, snapshot.name)
+
+
+def open_text_encoder(config: EncoderConfig, *, revision: str | None = None) -> SentenceTransformerEncoder:
+    """Open a sentence-transformers model.
+
+    All vectors are scaled to length 1. A model trained for inner products of vectors of any length (Contriever, DPR,
+    `*-dot-*`) therefore finds less than it could.
 
     The config needs a `name`. Its `dtype` None is float32, its `device` None the best device.
 
     Raises:
-        ConfigError: sentence-transformers is missing, the model cannot be found, or nothing says how it pools.
+        ConfigError: sentence-transformers is missing, the model cannot be found, or its files do not define pooling.
     """
     require_dense(f"encoder {config.name!r}", otherwise="take the encoder lexical")
     if config.dtype not in (None, *_DTYPES):
         raise ConfigError(f"encoder dtype {config.dtype!r} is none of {', '.join(_DTYPES)}")
-    files = find_files(str(config.name), revision=config.revision)
-    family, known = find_family(config.family, files.name, str(files.document("config.json").get("_name_or_path", "")))
-    return SentenceTransformerEncoder(_load(files, config, known), files, config, family)
+    files = find_files(str(config.name), revision=revision)
+    if not files.has_modules():
+        raise ConfigError(
+            f"encoder {files.name!r} has no modules.json, so it is unknown how token vectors become one vector; save "
+            "it with sentence-transformers (SentenceTransformer(modules=[Transformer(...), Pooling(...)]).save(...))"
+        )
+    with loading(f"encoder {files.name!r}"), _no_bars():
+        model = import_module("sentence_transformers").SentenceTransformer(
+            str(files.folder),
+            device=config.device,
+            model_kwargs={"dtype": config.dtype or "float32"},
+            trust_remote_code=trusted(files.name, config.trust_remote_code),
+            local_files_only=True,
+        )
+    return SentenceTransformerEncoder(model, files, config)
 
 
 class SentenceTransformerEncoder:
     """A `TextEncoder` on sentence-transformers; `open_text_encoder` opens one."""
 
-    def __init__(self, model: Any, files: EncoderFiles, config: EncoderConfig, family: str) -> None:
+    def __init__(self, model: Any, files: ModelFiles, config: EncoderConfig) -> None:
         """Decide on prefixes and length, and checksum the model's files."""
-        _, known = find_family(family)
         self._model = model
         self._batch_size = config.batch_size
-        self._devices = config.device.split(",") if config.device else []
-        self._pool: Any = None
-        family_prefixes = {"query": known.query_prefix, "passage": known.passage_prefix} if known else {}
-        self._prefixes = {"query": "", "passage": ""} | family_prefixes | _own_prompts(model)
-        for kind, prefix in (("query", config.query_prefix), ("passage", config.passage_prefix)):
-            if prefix is not None:
-                self._prefixes[kind] = prefix
+        self._prefixes = _prefixes(model, files, config)
         # "[SEP]" in a passage is text, unless the model's own prefixes hold such tokens.
         own = [token for token in model.tokenizer.all_special_tokens if token in "".join(self._prefixes.values())]
         model.tokenizer.split_special_tokens = not own
-        self._max_tokens = _limit(model, files, config.max_tokens, known)
+        self._max_tokens = _limit(model, files, config.max_tokens)
         self.name = files.name
         self.location = files.name if files.revision else str(files.folder.resolve())
         self.dims = int(model.get_embedding_dimension())
@@ -107,7 +181,6 @@ class SentenceTransformerEncoder:
             "name": files.name,
             "revision": files.revision,
             "checksum": files.checksum(),
-            "family": family,
             "pooling": _pooling(model),
             "query_prefix": self._prefixes["query"],
             "passage_prefix": self._prefixes["passage"],
@@ -116,15 +189,10 @@ class SentenceTransformerEncoder:
         }
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """Encode on the first device."""
         return self._encode(texts, self._prefixes["query"])
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """Encode on all devices; if there are several, each has a process and takes a share."""
-        if self._pool is None and len(self._devices) > 1:
-            self._model.ends_with_parent = _EndsWithParent()
-            self._pool = self._model.start_multi_process_pool(self._devices)
-        return self._encode(texts, self._prefixes["passage"], pool=self._pool)
+        return self._encode(texts, self._prefixes["passage"])
 
     def count_cut(self, passages: Sequence[str]) -> int:
         prefix = self._prefixes["passage"]
@@ -135,14 +203,7 @@ class SentenceTransformerEncoder:
         ids = self._model.tokenizer(long, truncation=False, padding=False, verbose=False)["input_ids"]
         return sum(len(tokens) > self._max_tokens for tokens in ids)
 
-    def close(self) -> None:
-        if self._pool is not None:
-            for process in self._pool["processes"]:
-                process.kill()  # one that hangs may not end otherwise
-            self._model.stop_multi_process_pool(self._pool)
-        self._pool = None
-
-    def _encode(self, texts: Sequence[str], prefix: str, *, pool: Any = None) -> Vectors:
+    def _encode(self, texts: Sequence[str], prefix: str) -> Vectors:
         import numpy as np
 
         if not texts:
@@ -151,7 +212,6 @@ class SentenceTransformerEncoder:
             list(texts),
             prompt=prefix,
             batch_size=self._batch_size,
-            pool=pool,
             normalize_embeddings=True,
             show_progress_bar=False,
         )
@@ -162,29 +222,13 @@ class SentenceTransformerEncoder:
         return unit
 
 
-class _EndsWithParent:
-    """Goes with a model into other processes, which would wait for texts for ever if this one is killed."""
-
-    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
-        return _end_with_parent, (os.getpid(),)
-
-
-def _end_with_parent(parent: int) -> None:
-    def wait() -> None:
-        while os.getppid() == parent:
-            time.sleep(_LOOK_S)
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def identity_checksum(identity: Mapping[str, str]) -> str:
-    """Return the SHA-256 over everything that decides an encoder's vectors, so not its name, family and commit."""
+    """Return the SHA-256 over everything that decides an encoder's vectors, so not its name and commit."""
     deciding = {key: value for key, value in identity.items() if key not in _NAMING}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
-def differences(built: Mapping[str, str], found: Mapping[str, str]) -> str:
+def differences(built: Mapping[str, str], opened: Mapping[str, str]) -> str:
     """Describe how two encoders differ; "" if their vectors are the same.
 
     >>> differences({"name": "a", "pooling": "cls"}, {"name": "b", "pooling": "mean"})
@@ -192,7 +236,7 @@ def differences(built: Mapping[str, str], found: Mapping[str, str]) -> str:
     """
     described = []
     for key, expected in built.items():
-        actual = found.get(key, "")
+        actual = opened.get(key, "")
         if key in _NAMING or expected == actual:
             continue
         if key == "checksum":
@@ -215,14 +259,16 @@ class LexicalEncoder:
         [[1.0, 1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
         """
         counts = [Counter(normalize_answer(text).split() or [text.strip().lower()]) for text in texts]
-        words = dict.fromkeys(chain.from_iterable(counts))
-        places = {word: place for place, word in enumerate(words)}
+        columns: dict[str, int] = {}
+        for count in counts:
+            for word in count:
+                columns.setdefault(word, len(columns))
         vectors = []
         for count in counts:
             # Only the words of the text are set: of thousands of words it has few.
-            vector = [0.0] * len(places)
+            vector = [0.0] * len(columns)
             for word, times in count.items():
-                vector[places[word]] = float(times)
+                vector[columns[word]] = float(times)
             vectors.append(vector)
         return vectors
 
@@ -249,29 +295,25 @@ def open_encoder(spec: str) -> LexicalEncoder | SentenceEncoder:
     return SentenceEncoder(open_text_encoder(EncoderConfig(name=spec, batch_size=32)))
 
 
-def _load(files: EncoderFiles, config: EncoderConfig, family: Family | None) -> Any:
-    """Return the model with its own modules, or plain weights with the modules of their family."""
-    library = import_module("sentence_transformers")
-    device = config.device.split(",")[0] if config.device else None
-    options = {"trust_remote_code": trusted(files.name, config.trust_remote_code), "local_files_only": True}
-    weights = {"dtype": config.dtype or "float32"}
-    with loading(f"encoder {files.name!r}"), _no_bars():
-        if files.has_modules():
-            model = library.SentenceTransformer(str(files.folder), device=device, model_kwargs=weights, **options)
-            pooling = _pooling(model)
-            if config.pooling not in (None, pooling):
-                raise ConfigError(
-                    f"encoder {files.name!r} says that it pools by {pooling}, not by {config.pooling}; leave the "
-                    "pooling out, or delete its modules.json"
-                )
-            return model
-        pooling = _family_pooling(files, config.pooling, family)
-        modules = import_module("sentence_transformers.sentence_transformer.modules")
-        body = modules.Transformer(
-            str(files.folder), model_kwargs=options | weights, config_kwargs=options, processor_kwargs=options
+def require_dense(needed_by: str, *, otherwise: str) -> None:
+    """Raise if sentence-transformers is not installed; the message ends with `otherwise`, what works without it."""
+    if find_spec("sentence_transformers") is None:
+        raise ConfigError(
+            f"{needed_by} needs sentence-transformers, which is not installed; pip install 'reasonrag[dense]', or "
+            f"{otherwise}"
         )
-        pool = modules.Pooling(body.get_embedding_dimension(), pooling)
-        return library.SentenceTransformer(modules=[body, pool, modules.Normalize()], device=device)
+
+
+@contextmanager
+def loading(model: str) -> Iterator[None]:
+    """Raise ConfigError for what torch, transformers and safetensors raise if files are damaged, missing or unfit."""
+    from safetensors import SafetensorError
+
+    raised = (SafetensorError, OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError)
+    try:
+        yield
+    except raised as error:
+        raise ConfigError(f"{model} cannot be loaded", quoting=error) from error
 
 
 @contextmanager
@@ -288,17 +330,6 @@ def _no_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _family_pooling(files: EncoderFiles, wanted: str | None, family: Family | None) -> str:
-    pooling = wanted or (family.pooling if family else None)
-    if pooling not in POOLINGS:
-        problem = f"has no pooling {pooling!r}" if pooling else "has no modules.json and no known family"
-        raise ConfigError(
-            f"encoder {files.name!r} {problem}, so it is unknown how its tokens' vectors become one; give its family, "
-            f"or a pooling: {', '.join(POOLINGS)}"
-        )
-    return pooling
-
-
 def _pooling(model: Any) -> str:
     """Return how the model's modules pool; "none" if they make one vector in another way."""
     for module in model:
@@ -308,21 +339,27 @@ def _pooling(model: Any) -> str:
     return "none"
 
 
-def _own_prompts(model: Any) -> dict[str, str]:
-    """Return the prefixes in a model's own files, without empty ones, which every saved model has."""
+def _prefixes(model: Any, files: ModelFiles, config: EncoderConfig) -> dict[str, str]:
+    """Return the prefixes of queries and passages: from the settings, else the model's files, else its name."""
+    prefixes = {"query": "", "passage": ""}
+    names = (files.name, str(files.document("config.json").get("_name_or_path", "")))
+    for pattern, (query, passage) in PREFIXES.items():
+        if any(re.search(pattern, name.lower()) for name in names):
+            prefixes = {"query": query, "passage": passage}
+            break
     prompts = model.prompts or {}
-    prefixes = {"query": prompts.get("query"), "passage": prompts.get("document") or prompts.get("passage")}
-    return {kind: prefix for kind, prefix in prefixes.items() if prefix}
+    own = {"query": prompts.get("query"), "passage": prompts.get("document") or prompts.get("passage")}
+    prefixes |= {kind: prefix for kind, prefix in own.items() if prefix}  # every saved model has empty ones
+    given = {"query": config.query_prefix, "passage": config.passage_prefix}
+    return prefixes | {kind: prefix for kind, prefix in given.items() if prefix is not None}
 
 
-def _limit(model: Any, files: EncoderFiles, wanted: int | None, family: Family | None) -> int:
+def _limit(model: Any, files: ModelFiles, max_tokens: int | None) -> int:
     """Set and return how many tokens of a text the model reads."""
     positions = files.document("config.json").get("max_position_embeddings")
     limits = [limit for limit in (model.max_seq_length, positions) if isinstance(limit, int) and 0 < limit < 1 << 30]
-    if not files.has_modules() and family:
-        limits.append(family.max_tokens)
-    longest = min(limits, default=family.max_tokens if family else 512)
-    if wanted is not None and not 8 <= wanted <= longest:
-        raise ConfigError(f"encoder {files.name!r} reads 8 to {longest} tokens of a text, not {wanted}")
-    model.max_seq_length = wanted or longest
+    longest = min(limits, default=512)
+    if max_tokens is not None and not 8 <= max_tokens <= longest:
+        raise ConfigError(f"encoder {files.name!r} reads 8 to {longest} tokens of a text, not {max_tokens}")
+    model.max_seq_length = max_tokens or longest
     return int(model.max_seq_length)

@@ -18,7 +18,7 @@ from reasonrag.core.types import Question
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.index.folder import BuildProgress, IndexFolder
 from reasonrag.retrieval.index.passages import PassageStore
-from reasonrag.retrieval.index.vector_settings import self_queries
+from reasonrag.retrieval.index.vectors import self_queries
 from reasonrag.retrieval.open import open_index
 
 TOP_K = 10

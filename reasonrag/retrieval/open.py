@@ -1,4 +1,4 @@
-"""Open a retriever: an index folder (BM25, dense or hybrid, reordered by a cross-encoder)."""
+"""Open an index folder as a retriever: BM25, dense or hybrid, optionally reranked by a cross-encoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RERANK_DEPTH = 20  # passages per query that a reranker reads
 def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> Retriever:
     """Open the index in the folder `config.index`, checked and ready.
 
-    The `kind` None is the best that the index has; `encoder`, `reranker`, `device` and `gpu` say how it
+    The `kind` None is the best that the index has; `encoder`, `reranker`, `device` and `gpu` set how it
     is searched. None of them is needed for an index that was built on this machine.
 
     Raises:
@@ -23,10 +23,15 @@ def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> R
     """
     index = IndexFolder(named_path(str(config.index)))
     index.need("passages")
-    retriever = _open(_kind(index, config.kind), index, config, trust_remote_code)
+    available = kinds(index)
+    if not available:
+        raise ConfigError(f"{index.path} has passages and no search index; run index build with a --kind")
+    if config.kind is not None and config.kind not in available:
+        raise ConfigError(f"{index.path} cannot be searched by {config.kind!r}; it has {', '.join(available)}")
+    retriever = _open(config.kind or available[0], index, config, trust_remote_code)
     if config.reranker is None:
         return retriever
-    from reasonrag.retrieval.rerank import CrossEncoderReranker, RerankedRetriever
+    from reasonrag.retrieval.combined import CrossEncoderReranker, RerankedRetriever
 
     reranker = CrossEncoderReranker(config.reranker, device=config.device, trust_remote_code=trust_remote_code)
     return RerankedRetriever(retriever, reranker, depth=_RERANK_DEPTH)
@@ -39,20 +44,9 @@ def kinds(index: IndexFolder) -> list[str]:
     return ["hybrid"] * (dense and bm25) + ["dense"] * dense + ["bm25"] * bm25
 
 
-def _kind(index: IndexFolder, wanted: str | None) -> str:
-    available = kinds(index)
-    if not available:
-        raise ConfigError(f"{index.path} has passages and nothing to search them by; run index build with a --kind")
-    if wanted is None:
-        return available[0]
-    if wanted not in available:
-        raise ConfigError(f"{index.path} cannot be searched by {wanted!r}; it has {', '.join(available)}")
-    return wanted
-
-
 def _open(kind: str, index: IndexFolder, config: RetrievalConfig, trust_remote_code: bool) -> Retriever:
     if kind == "hybrid":
-        from reasonrag.retrieval.hybrid import HybridRetriever
+        from reasonrag.retrieval.combined import HybridRetriever
 
         return HybridRetriever([_open(part, index, config, trust_remote_code) for part in ("bm25", "dense")])
     if kind == "bm25":

@@ -8,7 +8,7 @@ from reasonrag.core.policy_card import PolicyCard, copy_card
 from reasonrag.core.settings import POLICY_CARD, Section, dump, identity, parse_assignment, validate
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.retrieval.index.settings import IndexConfig
-from reasonrag.retrieval.server.service import ServeSettings
+from reasonrag.retrieval.server import ServeSettings
 from reasonrag.training.settings import DPOSettings
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from reasonrag.agents.environment import CurrentPolicy, EnvironmentApp, EnvironmentSettings
 from reasonrag.core.serving import App, run_app
-from reasonrag.retrieval.server.app import RetrievalApp, serve
-from reasonrag.retrieval.server.service import RetrievalService, ServeSettings
+from reasonrag.retrieval.server import RetrievalApp, ServeSettings, serve
 from tests.agents.test_environment import QUESTIONS, make
 from tests.retrieval.serving import sea_index
 from tests.serving import ForkedServer
@@ -29,7 +28,7 @@ def app(name: str, **settings: Any) -> App:
     """One of the servers."""
     if name == "index serve":
         limits = ServeSettings(port=0, **settings)
-        return RetrievalApp(RetrievalService(ToyRetriever(), limits), limits)
+        return RetrievalApp(ToyRetriever(), limits)
     return EnvironmentApp(*make("search_r1", CurrentPolicy()), QUESTIONS, EnvironmentSettings(port=0, **settings))
 
 

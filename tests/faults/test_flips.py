@@ -15,8 +15,7 @@ from reasonrag.publish.publish import PublishOptions, stage
 from reasonrag.publish.verify import verify
 from reasonrag.retrieval.index.embeddings import build_embeddings
 from reasonrag.retrieval.index.folder import IndexFolder, Silent
-from reasonrag.retrieval.index.vector_settings import VectorSettings
-from reasonrag.retrieval.index.vectors import build_vectors, open_vectors
+from reasonrag.retrieval.index.vectors import VectorSettings, build_vectors, open_vectors
 from tests.faults.flips import tally
 from tests.faults.matrix import Figure, Rounds
 from tests.publish.toys import write_run
@@ -67,9 +66,9 @@ def test_a_flipped_bit_of_an_index_is_noticed(tmp_path: Path, rounds: Rounds, fi
     index = passages(tmp_path / "index", sentences(400))
     with index.locked():
         build_embeddings(index, WordsEncoder(), progress=Silent(), shard_rows=128)
-        settings, queries = VectorSettings("hnsw", links=8, ef_construction=40, block_rows=50), sentences(20, seed=1)
+        settings, queries = VectorSettings("hnsw", "HNSW8"), sentences(20, seed=1)
         vectors = WordsEncoder().encode_queries(queries)
-        build_vectors(index, settings, max_bytes=1 << 30, queries=vectors, progress=Silent())
+        build_vectors(index, settings, queries=vectors, progress=Silent())
     before = open_vectors(index).search(vectors, 10)
 
     def equal(file: Path) -> bool:

@@ -17,8 +17,7 @@ from typing import Any
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.retrieval.server.app import RetrievalApp, serve
-from reasonrag.retrieval.server.service import RetrievalService, ServeSettings
+from reasonrag.retrieval.server import RetrievalApp, ServeSettings, serve
 from tests.e2e.world import pages
 from tests.serving import ForkedServer
 from tests.serving import serving as serving_app
@@ -50,7 +49,7 @@ def sea_index(cache: Path) -> BM25Retriever:
 def serving(retriever: Retriever, **settings: Any) -> Iterator[int]:
     """A server in a thread; yields its port. The retriever stays open."""
     limits = ServeSettings(**settings)
-    with serving_app(RetrievalApp(RetrievalService(retriever, limits), limits), close=False) as port:
+    with serving_app(RetrievalApp(retriever, limits), close=False) as port:
         yield port
 
 

@@ -12,12 +12,10 @@ import pytest
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.dense import DenseRetriever
 from reasonrag.retrieval.encoders import open_text_encoder
-from reasonrag.retrieval.index.adopt import adopt_vectors
 from reasonrag.retrieval.index.embeddings import build_embeddings
 from reasonrag.retrieval.index.folder import IndexFolder, Silent
 from reasonrag.retrieval.index.settings import EncoderConfig
-from reasonrag.retrieval.index.vector_settings import VectorSettings
-from reasonrag.retrieval.index.vectors import build_vectors
+from reasonrag.retrieval.index.vectors import VectorSettings, adopt_vectors, build_vectors
 from tests.retrieval.index.dense_toys import WordsEncoder, passages, sentences
 
 faiss = pytest.importorskip("faiss")
@@ -167,8 +165,8 @@ def test_the_fingerprint_follows_passages_encoder_and_kind_of_search(tmp_path):
     assert fingerprint(first) == fingerprint(same)
     found = {fingerprint(first)}
     with same.locked():
-        settings = VectorSettings("hnsw", links=4, ef_construction=8, block_rows=4)
-        build_vectors(same, settings, max_bytes=1 << 30, progress=Silent())
+        queries = WordsEncoder().encode_queries(QUERIES)
+        build_vectors(same, VectorSettings("hnsw", "HNSW4"), queries=queries, progress=Silent())
     found.add(fingerprint(same))
     with same.locked():
         same.remove("vectors")
@@ -197,10 +195,9 @@ def test_what_an_approximate_search_misses_is_measured_against_exact_search(tmp_
     with index.locked():
         build_embeddings(index, encoder, progress=Silent())
         exact = DenseRetriever(index, encoder)
-        settings = VectorSettings(
-            "ivf-sq8", clusters=32, training_rows=1500, code_bytes=encoder.dims, block_rows=8192, recall=0.3
-        )
-        build_vectors(index, settings, max_bytes=1 << 30, progress=Silent())
+        settings = VectorSettings("ivf-sq8", "IVF32,SQ8", training_rows=1500, recall=0.3)
+        tuning = encoder.encode_queries(sentences(256, seed=2))
+        build_vectors(index, settings, queries=tuning, progress=Silent())
     queries = sentences(60, seed=1)
     rough = DenseRetriever(index, encoder)
     measured = rough.recall_at_10(queries)

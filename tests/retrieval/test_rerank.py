@@ -14,8 +14,8 @@ import pytest
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.retrieval.rerank import CrossEncoderReranker, RerankedRetriever
-from tests.retrieval.test_hybrid import Fixed, ids
+from reasonrag.retrieval.combined import CrossEncoderReranker, RerankedRetriever
+from tests.retrieval.test_combined import Fixed, ids
 
 pytestmark = pytest.mark.skipif(
     find_spec("sentence_transformers") is None, reason="sentence-transformers is not installed"
@@ -98,30 +98,6 @@ def test_more_are_read_where_more_are_asked_for():
     assert ids(ranking) == "fedcba"
 
 
-def test_a_query_that_finds_nothing_is_not_scored():
-    reranker = ByScore({"a": 1.0})
-    assert search(RerankedRetriever(Fixed(LETTERS[0]), reranker, depth=2), "", "q", "") == [
-        (),
-        (Passage("a", "about a", 1.0),),
-        (),
-    ]
-    assert reranker.asked == [("q", "a")]
-
-
-def test_the_fingerprint_is_of_retriever_reranker_and_depth():
-    def fingerprint(inner="i", reranker="r", depth=5):
-        return RerankedRetriever(Fixed(fingerprint=inner), ByScore({}, reranker), depth).fingerprint
-
-    assert fingerprint() == fingerprint()
-    assert len({fingerprint(), fingerprint(inner="x"), fingerprint(reranker="x"), fingerprint(depth=6)}) == 4
-
-
-def test_closing_closes_the_retriever():
-    inner = Fixed()
-    search(RerankedRetriever(inner, ByScore({})))
-    assert inner.is_closed
-
-
 # What is no score
 
 
@@ -132,11 +108,6 @@ def test_a_score_that_is_no_number_fails_the_search(bad):
     assert failed.value.cause == "rerank"
 
 
-def test_a_missing_score_fails_the_search():
-    with pytest.raises(RetrievalError, match=r"1 scores for 2 passages"):
-        search(RerankedRetriever(Fixed(*LETTERS[:2]), ByScore({"a": 1.0})), "q")
-
-
 def test_a_model_that_fails_fails_the_search():
     class Full(ByScore):
         def score(self, query, passages):
@@ -145,17 +116,6 @@ def test_a_model_that_fails_fails_the_search():
     with pytest.raises(RetrievalError, match="CUDA out of memory") as failed:
         search(RerankedRetriever(Fixed(*LETTERS), Full({})), "q")
     assert failed.value.cause == "rerank"
-
-
-def test_weights_that_give_no_number_fail_the_search(tmp_path, model):
-    import torch
-    from transformers import BertForSequenceClassification
-
-    broken = BertForSequenceClassification.from_pretrained(shutil.copytree(model, tmp_path / "broken"))
-    torch.nn.init.constant_(broken.classifier.weight, float("nan"))
-    broken.save_pretrained(tmp_path / "broken")
-    with pytest.raises(RetrievalError, match="not finite"):
-        search(RerankedRetriever(Fixed(*LETTERS), CrossEncoderReranker(str(tmp_path / "broken"))), "q")
 
 
 # A real cross-encoder
@@ -188,8 +148,6 @@ def test_what_is_too_long_is_cut(model):
     long = [Passage("long", "sharks " * 5000), Passage("cut", "sharks " * 40)]
     one, other = CrossEncoderReranker(str(model), device="cpu").score("ships", long)
     assert one == pytest.approx(other, abs=1e-5)
-    (short,) = CrossEncoderReranker(str(model), device="cpu", max_tokens=8).score("ships", long[:1])
-    assert short != pytest.approx(one, abs=1e-3)
 
 
 @pytest.mark.fault(
@@ -218,15 +176,9 @@ def test_the_identity_is_of_the_weights_and_not_of_the_place(model, tmp_path):
     other = save_cross_encoder(tmp_path / "other", seed=1)
     one, same, changed = (CrossEncoderReranker(str(path)).fingerprint for path in (model, copy, other))
     assert one == same != changed
-    assert CrossEncoderReranker(str(model), max_tokens=8).fingerprint != one
 
 
 # What cannot work
-
-
-def test_a_model_that_is_not_there_is_one_clear_line():
-    with pytest.raises(ConfigError, match="/no/such/model"):
-        CrossEncoderReranker("/no/such/model")
 
 
 def test_a_model_with_several_labels_is_refused(tmp_path):
@@ -240,10 +192,3 @@ def test_a_model_without_a_head_is_not_given_a_random_one(model, tmp_path):
     (plain / "config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
     with pytest.raises(ConfigError, match=r"BertModel.*does not score pairs"):
         CrossEncoderReranker(str(plain))
-
-
-def test_damaged_weights_are_one_clear_line(model, tmp_path):
-    damaged = shutil.copytree(model, tmp_path / "damaged")
-    (damaged / "model.safetensors").write_bytes(b"not weights")
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        CrossEncoderReranker(str(damaged))

@@ -14,12 +14,10 @@ import aiohttp
 import pytest
 
 from reasonrag.core.errors import ConfigError, RetrievalError
-from reasonrag.core.serving import Refusal
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.remote import RemoteRetriever
-from reasonrag.retrieval.server.app import serve
-from reasonrag.retrieval.server.service import RetrievalService, ServeSettings
+from reasonrag.retrieval.server import RetrievalApp, ServeSettings, serve
 from tests.e2e.product import wait_until
 from tests.retrieval.serving import SEA, ask, call, found, gauge, sea_index, serving, wait_for
 from tests.toys import ToyRetriever
@@ -214,16 +212,6 @@ async def together(port: int, *bodies: dict[str, Any]) -> list[int]:
         return await asyncio.gather(*(one(session, body) for body in bodies))
 
 
-def test_queries_of_one_topk_are_searched_together() -> None:
-    retriever = Held()
-    retriever.go.set()
-    with serving(retriever, window_ms=60_000, max_batch=12) as port:  # a full batch does not wait for it
-        bodies = [{"queries": [f"q{i}"], "topk": topk} for i in range(12) for topk in (1, 2)]
-        assert asyncio.run(together(port, *bodies)) == [200] * 24
-        assert gauge(port, "reasonrag_retrieval_batch_queries_count") == 2
-    assert [len(batch) for batch in retriever.batches] == [12, 12]
-
-
 def test_while_batches_are_searched_the_next_one_fills() -> None:
     retriever = Held()
 
@@ -236,7 +224,7 @@ def test_while_batches_are_searched_the_next_one_fills() -> None:
         retriever.go.set()
         return [status for statuses in await asyncio.gather(*requests) for status in statuses]
 
-    with serving(retriever, window_ms=1) as port:
+    with serving(retriever) as port:
         assert asyncio.run(ask_in_turn(port)) == [200] * 40
     assert len(retriever.batches) <= 4 and sum(map(len, retriever.batches)) == 40
 
@@ -273,20 +261,11 @@ def test_a_body_over_the_limit_is_refused_before_its_end(chunked: bool) -> None:
         assert response.status == 413 and "1000 bytes" in json.loads(response.read())["detail"]
 
 
-def test_a_query_over_the_limit_is_cut_and_counted() -> None:
+def test_a_query_over_the_limit_is_cut() -> None:
     retriever = ToyRetriever()
-    with serving(retriever, max_query_chars=10) as port:
-        assert ask(port, "0123456789abc", "short")[0] == 200
-        assert gauge(port, "reasonrag_retrieval_queries_cut_total") == 1
-    assert retriever.queries == ["0123456789", "short"]
-
-
-def test_kept_rankings_are_not_searched_again() -> None:
-    retriever = ToyRetriever()
-    with serving(retriever, cached_rankings=2) as port:
-        answers = [ask(port, query)[1] for query in ("Jaws", "Jaws", "Wars", "Star", "Jaws")]
-    assert answers[0] == answers[1] == answers[4]
-    assert retriever.queries == ["Jaws", "Wars", "Star", "Jaws"]
+    with serving(retriever) as port:
+        assert ask(port, "0" * 5000, "short")[0] == 200
+    assert retriever.queries == ["0" * 4096, "short"]
 
 
 def test_nothing_is_kept_unless_asked_for() -> None:
@@ -332,14 +311,13 @@ def test_health_is_false_when_no_query_answers_in_time() -> None:
 
 def test_health_is_false_while_the_server_drains() -> None:
     async def probe() -> None:
-        service = RetrievalService(ToyRetriever(), ServeSettings())
-        await service.probe()
-        service.drain()
-        await service.probe()
+        app = RetrievalApp(ToyRetriever(), ServeSettings())
+        await app.start()
+        app.drain()
+        await app.start()
 
-    with pytest.raises(Refusal, match="draining") as caught:
+    with pytest.raises(RetrievalError, match="draining"):
         asyncio.run(probe())
-    assert caught.value.status == 503
 
 
 def test_metrics_count_requests_queries_and_batches() -> None:
@@ -350,9 +328,7 @@ def test_metrics_count_requests_queries_and_batches() -> None:
     for line in (
         'reasonrag_retrieval_requests_total{status="200"} 1.0',
         'reasonrag_retrieval_requests_total{status="422"} 1.0',
-        "reasonrag_retrieval_queries_total 2.0",
-        "reasonrag_retrieval_batch_queries_sum 2.0",
-        "reasonrag_retrieval_search_seconds_count 1.0",
+        "reasonrag_retrieval_queue 0.0",
         "reasonrag_retrieval_requests_in_flight 0.0",
     ):
         assert line in text

@@ -35,18 +35,10 @@ class Embeddings:
         folder, manifest = index.part("embeddings"), index.verify("embeddings")
         self.rows, self.dims = manifest.counts["passages"], manifest.counts["dims"]
         self.shard_rows = int(manifest.plan.settings["shard_rows"])
-        names = [_shard(number) for number in range(-(-self.rows // self.shard_rows))]
-        # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
-        self._shards: list[Vectors] = [np.asarray(np.load(folder / name, mmap_mode="r")) for name in names]
-
-    def block(self, start: int, stop: int) -> Vectors:
-        """Return the `[stop - start, dims]` vectors of these rows; a copy only if they span several shards."""
-        first, last = start // self.shard_rows, max(stop - 1, start) // self.shard_rows
-        spans = []
-        for number in range(first, last + 1):
-            shard_start = number * self.shard_rows
-            spans.append(self._shards[number][max(start - shard_start, 0) : stop - shard_start])
-        return spans[0] if len(spans) == 1 else np.concatenate(spans)
+        self._shards: list[Vectors] = []
+        for number in range(-(-self.rows // self.shard_rows)):
+            # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
+            self._shards.append(np.asarray(np.load(folder / _shard(number), mmap_mode="r")))
 
     def blocks(self) -> Iterator[tuple[int, Vectors]]:
         """Yield the first row and the vectors of every shard, in order."""
@@ -76,21 +68,30 @@ def build_embeddings(
     Raises:
         DataError: a vector contains NaN or infinity.
         ConfigError: the device has too little memory.
-        Stalled: the device hangs.
     """
     plan = _plan(index, encoder, shard_rows)
-    made = index.sound(plan)
-    if made is None:
+    manifest = index.sound(plan)
+    if manifest is None:
+        draft = Draft(index, plan)
         with closing(PassageStore(index.part("passages"))) as store:
-            made = _build(Draft(index, plan), store, encoder, progress)
+            _encode_shards(draft, _numbers(store, shard_rows), store, encoder, progress)
+            cut = 0
+            for number in _numbers(store, shard_rows):
+                cut += int((draft.scratch / _cut(number)).read_bytes())
+            if cut:
+                progress.note(
+                    f"{cut} of {len(store)} passages are longer than {encoder.name} reads "
+                    f"({encoder.identity['max_tokens']} tokens); the rest of their text is not searched"
+                )
+            manifest = draft.finish({"passages": len(store), "dims": encoder.dims, "cut": cut})
     remember_location(index, encoder)
-    return made
+    return manifest
 
 
 def encode_part(
     index: IndexFolder, encoder: TextEncoder, part: Shard, *, progress: BuildProgress, shard_rows: int = SHARD_ROWS
 ) -> bool:
-    """Encode one of several parts of the passages, while other processes encode others; nobody holds the lock.
+    """Encode one of several parts of the passages, while other processes encode others, without the lock.
 
     Returns:
         Whether the vectors of all parts are there, so that `build_embeddings` has nothing to encode.
@@ -101,16 +102,10 @@ def encode_part(
     with index.locked():
         draft = Draft(index, plan, alone=False)
     with closing(PassageStore(index.part("passages"))) as store:
-        numbers = _numbers(store, plan)
-        mine = [number for number in numbers if number * part.of // len(numbers) == part.number]
-        _encode_shards(draft, mine, store, encoder, progress)
+        numbers = _numbers(store, shard_rows)
+        own_numbers = [number for number in numbers if number * part.of // len(numbers) == part.number]
+        _encode_shards(draft, own_numbers, store, encoder, progress)
     return all(draft.holds(_shard(number)) for number in numbers)
-
-
-def _plan(index: IndexFolder, encoder: TextEncoder, shard_rows: int) -> Plan:
-    made_of = {"passages": index.verify("passages").fingerprint, "encoder": identity_checksum(encoder.identity)}
-    settings = {"encoder": dict(encoder.identity), "shard_rows": shard_rows}
-    return Plan("embeddings", made_of, settings, {"sentence-transformers": version("sentence-transformers")})
 
 
 def encoder_of(index: IndexFolder) -> tuple[Mapping[str, str], str]:
@@ -119,33 +114,27 @@ def encoder_of(index: IndexFolder) -> tuple[Mapping[str, str], str]:
     Raises:
         DataError: the index has no vectors.
     """
-    made = index.manifest("vectors") or index.need("embeddings")
-    identity: Mapping[str, str] = made.plan.settings["encoder"]
-    kept = read_json(index.path / _LOCATION) or {}
-    is_same_encoder = kept.get("encoder") == identity_checksum(identity)
-    return identity, str(kept.get("location", "")) if is_same_encoder else ""
+    manifest = index.manifest("vectors") or index.need("embeddings")
+    identity: Mapping[str, str] = manifest.plan.settings["encoder"]
+    remembered = read_json(index.path / _LOCATION) or {}
+    is_same_encoder = remembered.get("encoder") == identity_checksum(identity)
+    return identity, str(remembered.get("location", "")) if is_same_encoder else ""
 
 
 def remember_location(index: IndexFolder, encoder: TextEncoder) -> None:
-    """Keep the encoder's location beside the parts: a part itself says nothing about this machine."""
+    """Keep the encoder's location outside of the parts, which hold nothing about this machine."""
     document = {"encoder": identity_checksum(encoder.identity), "location": encoder.location}
     write_json(index.path / _LOCATION, document, indent=None)
 
 
-def _build(draft: Draft, store: PassageStore, encoder: TextEncoder, progress: BuildProgress) -> Manifest:
-    numbers = _numbers(store, draft.plan)
-    _encode_shards(draft, numbers, store, encoder, progress)
-    cut = sum(int((draft.scratch / _cut(number)).read_bytes()) for number in numbers)
-    if cut:
-        progress.note(
-            f"{cut} of {len(store)} passages are longer than {encoder.name} reads ({encoder.identity['max_tokens']} "
-            "tokens); the rest of their text is not searched"
-        )
-    return draft.finish({"passages": len(store), "dims": encoder.dims, "cut": cut})
+def _plan(index: IndexFolder, encoder: TextEncoder, shard_rows: int) -> Plan:
+    made_of = {"passages": index.verify("passages").fingerprint, "encoder": identity_checksum(encoder.identity)}
+    settings = {"encoder": dict(encoder.identity), "shard_rows": shard_rows}
+    return Plan("embeddings", made_of, settings, {"sentence-transformers": version("sentence-transformers")})
 
 
-def _numbers(store: PassageStore, plan: Plan) -> range:
-    return range(-(-len(store) // int(plan.settings["shard_rows"])))
+def _numbers(store: PassageStore, shard_rows: int) -> range:
+    return range(-(-len(store) // shard_rows))
 
 
 def _encode_shards(
@@ -158,36 +147,24 @@ def _encode_shards(
     total = sum(map(len, rows.values()))
     progress.start("encoding passages", total=total, unit="passages", done=sum(len(rows[number]) for number in done))
     for number in numbers:
-        if number not in done:
-            _write_shard(draft, number, rows[number], store, encoder, progress)
+        if number in done:
+            continue
+        vectors, cut = np.empty((len(rows[number]), encoder.dims), np.float32), 0
+        for start in range(rows[number].start, rows[number].stop, _AT_ONCE):
+            texts = list(store.contents(start, min(start + _AT_ONCE, rows[number].stop)))
+            first = start - rows[number].start
+            vectors[first : first + len(texts)] = _encode(encoder, texts, start, store)
+            cut += encoder.count_cut(texts)
+            progress.advance(len(texts))
+        with draft.writing(_cut(number), scratch=True) as file:
+            file.write(str(cut).encode())
+        with draft.writing(_shard(number)) as file:
+            save_array(file, vectors)
 
 
-def _write_shard(
-    draft: Draft, number: int, rows: range, store: PassageStore, encoder: TextEncoder, progress: BuildProgress
-) -> None:
-    vectors, cut = np.empty((len(rows), encoder.dims), np.float32), 0
-    for start in range(rows.start, rows.stop, _AT_ONCE):
-        texts = list(store.contents(start, min(start + _AT_ONCE, rows.stop)))
-        encoded = _encode(encoder, texts)
-        broken = np.flatnonzero(~np.isfinite(encoded).all(axis=1) | ~encoded.any(axis=1))
-        if len(broken):
-            row = start + int(broken[0])
-            raise DataError(
-                f"encoder {encoder.name} gives no vector for passage {store.passage(row).id!r} in row {row} (NaN, "
-                "infinity or all zero); choose another dtype or encoder, or remove the passage"
-            )
-        vectors[start - rows.start : start - rows.start + len(texts)] = encoded
-        cut += encoder.count_cut(texts)
-        progress.advance(len(texts))
-    with draft.writing(_cut(number), scratch=True) as file:
-        file.write(str(cut).encode())
-    with draft.writing(_shard(number)) as file:
-        save_array(file, vectors)
-
-
-def _encode(encoder: TextEncoder, texts: list[str]) -> Vectors:
+def _encode(encoder: TextEncoder, texts: list[str], start: int, store: PassageStore) -> Vectors:
     try:
-        return encoder.encode_passages(texts)
+        vectors: Vectors = encoder.encode_passages(texts)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -195,6 +172,14 @@ def _encode(encoder: TextEncoder, texts: list[str]) -> Vectors:
             f"the device has too little memory for encoder {encoder.name}; run the same build again with a smaller "
             "encoder.batch_size or max_tokens, and it resumes where it stopped"
         ) from error
+    broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1))
+    if len(broken):
+        row = start + int(broken[0])
+        raise DataError(
+            f"encoder {encoder.name} gives no vector for passage {store.passage(row).id!r} in row {row} (NaN, "
+            "infinity or all zero); choose another dtype or encoder, or remove the passage"
+        )
+    return vectors
 
 
 def _shard(number: int) -> str:

@@ -7,11 +7,11 @@
     ├── vectors/       a FAISS index over the embeddings; missing if the search is exact
     ├── .building-*/   an unfinished part; the same command resumes it
     ├── .encoder.json  location of the encoder on this machine
-    ├── .verified.json files whose checksums were verified, and their size, time and inode then
+    ├── .verified.json files that passed their checksum, with their size, time and inode then
     └── .lock
 
-Each part has a `manifest.json`: what it is made of, settings, counts, and size and SHA-256 of every file. No part says
-when, where or how fast it was built, so the same input gives the same bytes.
+Each part has a `manifest.json`: what it is made of, settings, counts, and size and SHA-256 of every file. No part
+records when, where or how fast it was built, so the same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,8 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol, get_args
 
 from reasonrag.core.errors import DataError
-from reasonrag.storage.files import (
-    difference,
-    fsync_folder,
-    lock,
-    read_json,
-    short_hash,
-    size_and_digest,
-    write_json,
-    writing,
-)
+from reasonrag.storage.files import read_json, short_hash, write_json, writing
+from reasonrag.storage.folder import Folder, checksums, damage
 
 Part = Literal["passages", "bm25", "embeddings", "vectors"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -58,6 +50,15 @@ class Plan:
         """Return the plan as parsed JSON, so that it compares equal with one read from disk."""
         document: dict[str, Any] = json.loads(json.dumps({"layout": _LAYOUT, **asdict(self)}))
         return document
+
+    def same(self, other: Plan) -> bool:
+        """Return whether both plans give the same bytes."""
+        documents = []
+        for plan in (self, other):
+            document = plan.document()
+            document["settings"].pop("encoder", None)  # `made_of` has the checksum of what counts in it
+            documents.append(document)
+        return documents[0] == documents[1]
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,13 @@ class Draft:
         self.folder = index.path / f".building-{plan.part}"
         self._index = index
         self.plan = plan
-        kept = self.folder / _SCRATCH / _PLAN
-        if read_json(kept) != plan.document():
+        plan_file = self.folder / _SCRATCH / _PLAN
+        if read_json(plan_file) != plan.document():
             shutil.rmtree(self.folder, ignore_errors=True)
             self.scratch.mkdir(parents=True)
-            write_json(kept, plan.document(), indent=None)
-        for killed in self.folder.rglob("*.tmp") if alone else ():  # left by a process that was killed while it wrote
-            killed.unlink()
+            write_json(plan_file, plan.document(), indent=None)
+        for partial_file in self.folder.rglob("*.tmp") if alone else ():  # a killed process left them
+            partial_file.unlink()
 
     @property
     def scratch(self) -> Path:
@@ -141,8 +142,8 @@ class Draft:
 
     def finish(self, counts: Mapping[str, int]) -> Manifest:
         """Checksum all files and rename the working folder to the part, in place of an older one."""
-        paths = sorted(path for path in self.folder.rglob("*") if path.is_file() and self.scratch not in path.parents)
-        files = {str(path.relative_to(self.folder)): size_and_digest(path) for path in paths}
+        paths = [path for path in self.folder.rglob("*") if path.is_file() and self.scratch not in path.parents]
+        files = {name: (int(size), str(digest)) for name, (size, digest) in checksums(self.folder, paths).items()}
         manifest = Manifest(self.plan, dict(counts), files)
         document = {**manifest.document(), "fingerprint": manifest.fingerprint}
         write_json(self.folder / _MANIFEST, document, indent=1)
@@ -155,6 +156,8 @@ class IndexFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        unfinished = [f".building-{part}" for part in PARTS]
+        self._folder = Folder(path, "search index", f"*/{_MANIFEST}", ignore=[*unfinished, _VERIFIED])
 
     def part(self, part: Part) -> Path:
         """Return the folder of a part, which need not exist."""
@@ -162,21 +165,12 @@ class IndexFolder:
 
     @contextlib.contextmanager
     def locked(self, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold the folder's lock. If another process builds in the folder, call `waiting`, then wait for that process.
-
-        A killed process holds no lock.
+        """Hold the folder's lock. If another process builds in the folder, call `waiting`, then wait for it.
 
         Raises:
-            DataError: the folder cannot be written.
+            RunError: the folder holds other files, or cannot be written.
         """
-        with contextlib.ExitStack() as held:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                held.enter_context(lock(self.path / ".lock", waiting=waiting))
-            except OSError as error:
-                raise DataError(
-                    f"{self.path} cannot hold an index ({error.strerror}); choose another folder"
-                ) from error
+        with self._folder.locked(waiting=waiting):
             self.settle()
             yield
 
@@ -193,8 +187,8 @@ class IndexFolder:
         try:
             if document["layout"] != _LAYOUT:
                 raise DataError(
-                    f"index {self.path}: {part} has layout {document['layout']}, this version reads {_LAYOUT}; "
-                    "build it again"
+                    f"index {self.path}: {part} was built by another version of reasonrag (layout "
+                    f"{document['layout']}, this version reads {_LAYOUT}); run `index build` in a new folder"
                 )
             plan = Plan(part, document["made_of"], document["settings"], document["versions"])
             files = {str(name): (int(size), str(digest)) for name, (size, digest) in document["files"].items()}
@@ -210,56 +204,35 @@ class IndexFolder:
         manifest = self.manifest(part)
         if manifest is None:
             content = f"is an index of {', '.join(self.parts())}" if self.parts() else "is not an index"
-            advice = "its build was not finished, run the same index build again"
-            advice = advice if self._drafts() else "give the folder that `index build` wrote, or build it"
+            advice = "give the folder that `index build` wrote, or build it"
+            if any(self.path.glob(".building-*")):
+                advice = "its build was not finished, run the same index build again"
             raise DataError(f"{self.path} {content}, and has no {part}; {advice}")
         return manifest
 
     def parts(self) -> list[Part]:
         return [part for part in PARTS if (self.part(part) / _MANIFEST).exists()]
 
-    def begun(self) -> bool:
-        """Return whether the folder holds an index or an unfinished one; a lock alone may belong to a run."""
-        return bool(self.parts() or self._drafts())
-
-    def holds(self, plan: Plan) -> bool:
-        """Return whether the part exists and has this plan; False if its manifest is damaged."""
-        with contextlib.suppress(DataError):
-            manifest = self.manifest(plan.part)
-            return manifest is not None and manifest.plan.document() == plan.document()
-        return False
-
-    def stale(self, part: Part, under: Manifest) -> bool:
-        """Return whether a part was made of another version of the part `under`; False if its manifest is damaged."""
-        try:
-            manifest = self.manifest(part)
-        except DataError:
-            return False
-        return manifest is not None and manifest.plan.made_of.get(under.plan.part) not in (None, under.fingerprint)
-
     def sound(self, plan: Plan) -> Manifest | None:
         """Return the manifest of the part with this plan; None if it is missing or damaged."""
         with contextlib.suppress(DataError):
-            if self.holds(plan):
+            manifest = self.manifest(plan.part)
+            if manifest is not None and manifest.plan.same(plan):
                 return self.verify(plan.part)
         return None
 
     def settle(self) -> None:
         """Rename finished drafts to parts. A process may have been killed at any point of this."""
         for part in PARTS:
-            new, current, old = self.path / f".building-{part}", self.part(part), self.path / f".old-{part}"
-            if (new / _MANIFEST).exists():
-                shutil.rmtree(new / _SCRATCH, ignore_errors=True)
-                _discard(old)
-                with contextlib.suppress(FileNotFoundError):
-                    current.rename(old)
-                new.rename(current)
-                fsync_folder(self.path)
+            draft = self.path / f".building-{part}"
+            if (draft / _MANIFEST).exists():
+                shutil.rmtree(draft / _SCRATCH, ignore_errors=True)
+                self.remove(part)
+                draft.rename(self.part(part))
                 self._remember(part, self.need(part))
-            _discard(old)
 
     def remove(self, part: Part) -> None:
-        _discard(self.part(part))
+        shutil.rmtree(self.part(part), ignore_errors=True)
 
     def verify(self, part: Part, *, fully: bool = False) -> Manifest:
         """Check that a part's files are the ones that were written.
@@ -279,12 +252,11 @@ class IndexFolder:
                     f"index {self.path}: {part} was built over other {other} than the folder holds; {_REBUILD}"
                 )
         verified = {} if fully else self._verified(part, manifest)
-        for name, (size, digest) in manifest.files.items():
-            path = self.part(part) / name
-            if name in verified and verified[name] == _stamp(path):
+        for name, expected in manifest.files.items():
+            if name in verified and verified[name] == _stamp(self.part(part) / name):
                 continue
-            if problem := difference(path, size, digest):
-                raise DataError(f"index {self.path}: {part}/{name} {problem}; {_REBUILD}")
+            if problem := damage(self.part(part), {name: expected}):
+                raise DataError(f"index {self.path}: {part}/{problem}; {_REBUILD}")
         self._remember(part, manifest)
         return manifest
 
@@ -300,21 +272,10 @@ class IndexFolder:
         files = {name: _stamp(self.part(part) / name) for name in manifest.files}
         if self._verified(part, manifest) == files:
             return
-        kept = read_json(self.path / _VERIFIED) or {}
-        kept[part] = {"fingerprint": manifest.fingerprint, "files": files}
+        document = read_json(self.path / _VERIFIED) or {}
+        document[part] = {"fingerprint": manifest.fingerprint, "files": files}
         with contextlib.suppress(OSError):  # a read-only folder is checksummed at every opening
-            write_json(self.path / _VERIFIED, kept, indent=None)
-
-    def _drafts(self) -> list[Path]:
-        return list(self.path.glob(".building-*"))
-
-
-def _discard(path: Path) -> None:
-    """Delete a folder; if it is a link, which may lead to another disk, delete only the link."""
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+            write_json(self.path / _VERIFIED, document, indent=None)
 
 
 def _stamp(path: Path) -> list[int]:

@@ -49,37 +49,22 @@ class BM25Config(Section):
 
 
 class EncoderConfig(Section):
-    """Which model encodes passages and queries. A field that is not given comes from the model, then from its family.
+    """Which model encodes passages and queries. A field that is not given comes from the model's files.
 
-    Stored vectors are float32, whatever the dtype of the weights. A model that says how it pools is only opened with
-    that pooling.
+    Stored vectors are float32, whatever the dtype of the weights.
     """
 
     name: str | None = setting(
         None, "sentence-transformers model that encodes passages and queries: a Hub id or a folder", "--encoder"
     )
-    family: str = setting(
-        "auto",
-        "model family that supplies missing settings: e5, bge-en, ...; auto: by the model's name; "
-        "own: only by the model's files",
-    )
-    revision: str | None = setting(None, "revision of a Hub model: commit, tag or branch")
-    query_prefix: str | None = setting(None, "text in front of every query (default: that of the family)")
-    passage_prefix: str | None = setting(None, "text in front of every passage (default: that of the family)")
-    pooling: Literal["mean", "cls", "lasttoken"] | None = setting(
-        None, "how token vectors become one vector (default: that of the family)"
-    )
+    query_prefix: str | None = setting(None, "text in front of every query (default: the model's)")
+    passage_prefix: str | None = setting(None, "text in front of every passage (default: the model's)")
     max_tokens: int | None = setting(
-        None, "maximum tokens of a text; the rest is cut off (default: that of the family)", ge=8
+        None, "maximum tokens of a text; the rest is cut off (default: the model's limit)", ge=8
     )
     dtype: str | None = setting(None, "dtype of the encoder's weights: float32, bfloat16 or float16", "--dtype")
     batch_size: int = setting(64, "passages per batch of the encoder", "--encode-batch", ge=1)
-    device: str | None = execution(
-        None,
-        "device of encoder and reranker, for example cpu, cuda or cuda:1. `index build` also "
-        "takes several: cuda:0,cuda:1",
-        "--device",
-    )
+    device: str | None = execution(None, "device of encoder and reranker, for example cpu, cuda or cuda:1", "--device")
     trust_remote_code: bool = setting(False, "run Python code that comes with a model")
 
 

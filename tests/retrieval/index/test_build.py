@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.config import RetrievalConfig
-from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.index.build import build_index
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan, Silent
@@ -37,7 +37,7 @@ def test_a_folder_that_is_a_runs_is_refused_though_it_has_a_lock(tmp_path: Path)
     (tmp_path / "run").mkdir()
     for name in (".lock", "journal.sqlite"):
         (tmp_path / "run" / name).touch()
-    with pytest.raises(DataError, match="holds other files"):
+    with pytest.raises(RunError, match="holds other files"):
         build_index(tmp_path / "run", config(corpus(tmp_path / "c.jsonl", "one")), replace=False, progress=Silent())
 
 

@@ -161,12 +161,6 @@ def test_ranges_of_passages_are_of_few_rows_and_few_bytes(tmp_path: Path) -> Non
     assert list(store.ranges(1000)) == [(0, 100)]
 
 
-def test_chunks_that_were_asked_for_are_no_problem_and_strict_rules_split_nothing(tmp_path: Path) -> None:
-    corpus = write(tmp_path / "c.jsonl", [{"id": "a", "contents": "w " * 25}])
-    assert build(tmp_path / "i", corpus, PassagesConfig(chunk_words=10)).counts == {"rows": 1, "passages": 3}
-    assert build(tmp_path / "j", corpus, PassagesConfig(strict=True, max_words=10)).counts == {"rows": 1, "passages": 1}
-
-
 def test_splitting_loses_no_character_of_a_word_and_bounds_texts_without_blanks() -> None:
     assert split("\u4e00" * 2500, 10) == ["\u4e00" * 1000, "\u4e00" * 1000, "\u4e00" * 500]
     long_line = " ".join(["x"] * 40)
@@ -183,17 +177,6 @@ def test_duplicates_are_found_however_far_apart(tmp_path: Path) -> None:
     assert manifest.counts == {"rows": 30_000, "passages": len(first), "duplicate id": 30_000 - len(first)}
     store = PassageStore(tmp_path / "passages")
     assert all(first[store.passage(row).id] == store.passage(row) for row in range(0, len(store), 97))
-
-
-def test_a_finished_part_is_not_built_again_and_other_rules_or_corpora_build_anew(tmp_path: Path) -> None:
-    corpus = write(tmp_path / "c.jsonl", BAD)
-    first = build(tmp_path / "i", corpus)
-    at = (tmp_path / "i/passages").stat().st_ino
-    assert build(tmp_path / "i", corpus) == first
-    assert (tmp_path / "i/passages").stat().st_ino == at
-    assert build(tmp_path / "i", corpus, PassagesConfig(max_words=11)).fingerprint != first.fingerprint
-    write(corpus, BAD[:1])
-    assert build(tmp_path / "i", corpus).counts == {"rows": 1, "passages": 1}
 
 
 def test_a_damaged_part_is_built_again(tmp_path: Path) -> None:

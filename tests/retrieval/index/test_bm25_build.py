@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,10 @@ from hypothesis import strategies as st
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.types import Passage
+from reasonrag.retrieval.bm25 import Tokenizer, build_bm25
 from reasonrag.retrieval.corpus import GivenCorpus
 from reasonrag.retrieval.index.folder import IndexFolder, Manifest, Silent
 from reasonrag.retrieval.index.passages import build_passages
-from reasonrag.retrieval.index.postings import Tokenizer, bm25_memory, build_bm25
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 from tests.retrieval.forked import forked
 
@@ -68,23 +66,6 @@ def test_chunks_and_ranges_leave_no_trace_in_the_files(tmp_path: Path) -> None:
         assert build(tmp_path / f"{chunk}", texts, chunk=chunk, max_bytes=max_bytes).files == one.files
 
 
-def test_a_full_disk_says_what_it_is(tmp_path: Path) -> None:
-    build(tmp_path, ["one"])
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    index = IndexFolder(tmp_path)
-    with index.locked():
-        passages = [Passage(str(row), "one") for row in range(5000)]
-        build_passages(index, GivenCorpus("given", passages), PassagesConfig(), progress=Silent())
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # less than the array of a chunk
-        try:
-            with pytest.raises(OSError) as caught:
-                build_bm25(index, BM25Config(), max_bytes=1 << 20, progress=Silent())
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert caught.value.errno == errno.EFBIG
-    assert index.parts() == ["passages", "bm25"]  # the one before
-
-
 def test_bm25s_alone_finds_what_it_should(tmp_path: Path) -> None:
     build(tmp_path, ["a film of Spielberg", "Ed Wood directed films", "nothing"])
     found = bm25s.BM25.load(tmp_path / "bm25", mmap=True, show_progress=False)
@@ -97,21 +78,6 @@ def test_no_words_and_unknown_languages_are_refused(tmp_path: Path) -> None:
         build(tmp_path / "i", ["the ?", "of"])
     with pytest.raises(ConfigError, match="klingon"):
         build(tmp_path / "j", ["x"], BM25Config(stemmer="klingon"))
-
-
-def test_other_settings_or_passages_build_anew(tmp_path: Path) -> None:
-    first = build(tmp_path, ["x y", "y"])
-    assert build(tmp_path, ["x y", "y"]) == first
-    prints = {build(tmp_path, ["x y", "y"], BM25Config(k1=k1)).fingerprint for k1 in (1.2, 0.9)}
-    prints.add(build(tmp_path, ["x y", "z"]).fingerprint)
-    assert len(prints) == 3
-
-
-def test_the_bound_grows_with_the_corpus_and_holds_what_was_allowed() -> None:
-    small = bm25_memory(1_000_000, 60_000_000, max_bytes=1 << 29)
-    wiki = bm25_memory(21_015_324, 2_100_000_000, max_bytes=1 << 29)
-    assert small["merge"] == 1 << 29
-    assert sum(small.values()) < sum(wiki.values()) < 6 << 30
 
 
 class Deadly(Silent):

@@ -1,7 +1,9 @@
-"""Rerank what a retriever found, with a model that reads query and passage together."""
+"""Combine searches: fuse the rankings of several retrievers by rank, or rerank one with a cross-encoder."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -13,8 +15,64 @@ from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage, as_finite
 from reasonrag.core.watch import Worker
 from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.encoder_models import EncoderFiles, find_files, loading, require_dense
+from reasonrag.retrieval.encoders import find_files, loading, require_dense
 from reasonrag.storage.files import short_hash
+
+_DEPTH = 100  # passages of each ranking that are fused
+_K = 60
+
+
+def reciprocal_rank_fusion(rankings: Sequence[Sequence[Passage]], *, k: int = _K) -> tuple[Passage, ...]:
+    """Rank the passages of all rankings by their sum of 1 / (k + rank), ranks from 1 (Cormack et al., SIGIR 2009).
+
+    The scores of the rankings are ignored, so they need no common scale. Passages with the same id are one passage; if
+    a ranking has it twice, its better rank counts. Equal sums keep the order of the first ranking, then of the next.
+
+    Args:
+        rankings: `[retrievers]` rankings of any length, best first.
+        k: 1 or more; the larger it is, the less the first ranks outweigh the later ones.
+
+    Returns:
+        Best first; `Passage.score` is the sum.
+
+    >>> both = reciprocal_rank_fusion([[Passage("a", ""), Passage("b", "")], [Passage("b", "")]], k=1)
+    >>> [(passage.id, round(passage.score, 3)) for passage in both]
+    [('b', 0.833), ('a', 0.5)]
+    """
+    passages: dict[str, Passage] = {}
+    shares: dict[str, list[float]] = {}
+    for ranking in rankings:
+        ranks: dict[str, int] = {}
+        for rank, passage in enumerate(ranking, 1):
+            passages.setdefault(passage.id, passage)
+            ranks.setdefault(passage.id, rank)
+        for passage_id, rank in ranks.items():
+            shares.setdefault(passage_id, []).append(1 / (k + rank))
+    # An exact sum: the same ranks in another order of the rankings are a tie, not a difference in the last digit.
+    fused = [replace(passage, score=math.fsum(shares[passage_id])) for passage_id, passage in passages.items()]
+    return tuple(sorted(fused, key=lambda passage: -passage.score))
+
+
+class HybridRetriever:
+    """Searches with several retrievers over one corpus at the same time and fuses their rankings."""
+
+    def __init__(self, retrievers: Sequence[Retriever]) -> None:
+        """Wrap open retrievers over passages with the same ids; they are closed with this one."""
+        self._retrievers = tuple(retrievers)
+        self.fingerprint = short_hash([[retriever.fingerprint for retriever in retrievers], _DEPTH, _K])
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+        """Return `[len(queries)]` rankings of at most `top_k` passages, best first.
+
+        Raises:
+            RetrievalError: one of the retrievers failed; the rankings of the others are then discarded.
+        """
+        depth = max(_DEPTH, top_k)
+        of_each = await asyncio.gather(*(retriever.search(queries, depth) for retriever in self._retrievers))
+        return [reciprocal_rank_fusion(rankings)[: max(top_k, 0)] for rankings in zip(*of_each, strict=True)]
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(retriever.aclose() for retriever in self._retrievers))
 
 
 class Reranker(Protocol):
@@ -33,29 +91,25 @@ class Reranker(Protocol):
 class CrossEncoderReranker:
     """A cross-encoder of sentence-transformers, such as cross-encoder/ms-marco-MiniLM-L6-v2."""
 
-    def __init__(
-        self,
-        name_or_path: str,
-        *,
-        device: str | None = None,
-        max_tokens: int | None = None,
-        trust_remote_code: bool = False,
-    ) -> None:
+    def __init__(self, name_or_path: str, *, device: str | None = None, trust_remote_code: bool = False) -> None:
         """Load the model from the Hub or a folder, to the best device if none is given.
-
-        It reads `max_tokens` tokens of query and passage together, and the rest is cut off; None is the model's limit.
 
         Raises:
             ConfigError: sentence-transformers is missing, the model cannot be found, or it does not score pairs.
         """
         require_dense(f"reranker {name_or_path!r}", otherwise="leave the reranker out")
         files = find_files(name_or_path)
-        _check_head(files)
+        architectures = list(map(str, files.document("config.json").get("architectures") or []))
+        # A model that was not trained to score pairs would get a random head without an error.
+        if not files.has_modules() and not any(name.endswith("ForSequenceClassification") for name in architectures):
+            raise ConfigError(
+                f"{files.name!r} ({', '.join(architectures) or 'no architecture'}) does not score pairs of texts; "
+                "choose a cross-encoder as the reranker"
+            )
         with loading(f"reranker {files.name!r}"):
             self._model = import_module("sentence_transformers").CrossEncoder(
                 str(files.folder),
                 device=device,
-                max_length=max_tokens,
                 trust_remote_code=trusted(files.name, trust_remote_code),
                 local_files_only=True,
             )
@@ -65,7 +119,7 @@ class CrossEncoderReranker:
                 f"{files.name!r} classifies pairs into {self._model.num_labels} classes; a reranker gives a pair one "
                 "score"
             )
-        self.fingerprint = short_hash([files.checksum(), max_tokens])
+        self.fingerprint = short_hash([files.checksum(), None])
 
     def score(self, query: str, passages: Sequence[Passage]) -> list[float]:
         """Return `[len(passages)]` logits of any size, higher is better."""
@@ -94,14 +148,14 @@ class RerankedRetriever:
         self.fingerprint = short_hash([inner.fingerprint, reranker.fingerprint, depth])
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """Return `[len(queries)]` rankings of at most `top_k` passages, best first; equal scores keep the order found.
+        """Return `[len(queries)]` rankings of at most `top_k` passages, best first; equal scores keep their order.
 
         Raises:
             RetrievalError: the retriever failed, or the reranker did.
         """
-        found = await self._inner.search(queries, max(self._depth, top_k))
+        rankings = await self._inner.search(queries, max(self._depth, top_k))
         reordered = []
-        for query, passages in zip(queries, found, strict=True):
+        for query, passages in zip(queries, rankings, strict=True):
             ordered = await self._thread.call(self._ordered, query, passages)
             reordered.append(ordered[: max(top_k, 0)])
         return reordered
@@ -126,13 +180,3 @@ class RerankedRetriever:
             )
         scored = [replace(passage, score=score) for passage, score in zip(passages, scores, strict=True)]
         return tuple(sorted(scored, key=lambda passage: -passage.score))
-
-
-def _check_head(files: EncoderFiles) -> None:
-    """Raise if the model was not trained to score pairs: it would get a random head without an error."""
-    architectures = files.document("config.json").get("architectures") or []
-    if not files.has_modules() and not any(str(name).endswith("ForSequenceClassification") for name in architectures):
-        shown = ", ".join(map(str, architectures)) or "no architecture"
-        raise ConfigError(
-            f"{files.name!r} ({shown}) does not score pairs of texts; choose a cross-encoder as the reranker"
-        )

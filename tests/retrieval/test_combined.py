@@ -8,7 +8,7 @@ import pytest
 from reasonrag.core.errors import RetrievalError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.retrieval.hybrid import HybridRetriever, reciprocal_rank_fusion
+from reasonrag.retrieval.combined import HybridRetriever, reciprocal_rank_fusion
 from reasonrag.retrieval.index.settings import BM25Config
 
 A, B, C, D = (Passage(name, f"text of {name}", 7.0) for name in "abcd")
@@ -71,14 +71,6 @@ def test_a_passage_is_scored_by_its_ranks_alone():
     assert [p.contents for p in fused] == [p.contents for p in (C, A, B, D)]
 
 
-def test_a_small_k_lets_the_first_rank_decide_and_a_large_one_the_number_of_rankings():
-    rankings = [(A, D, B), (C, D, B), (D, C, B)]
-    last = [(D, *[Passage(str(n), "") for n in range(8)], A), (B, *[Passage(str(n), "") for n in range(10, 18)], A)]
-    assert ids(reciprocal_rank_fusion(rankings))[0] == "d"
-    assert ids(reciprocal_rank_fusion(last, k=1)).startswith("db")
-    assert ids(reciprocal_rank_fusion(last, k=1000)).startswith("a")
-
-
 def test_equal_sums_stand_in_the_order_of_the_first_ranking():
     assert ids(reciprocal_rank_fusion([(A, B), (B, A)])) == "ab"
     assert ids(reciprocal_rank_fusion([(B, A), (A, B)])) == "ba"
@@ -95,26 +87,7 @@ def test_ranks_that_are_swapped_between_rankings_are_a_tie_to_the_last_digit():
         assert fused["a"] == fused["b"]
 
 
-def test_an_id_that_a_ranking_has_twice_counts_once():
-    assert [(p.id, p.score) for p in reciprocal_rank_fusion([(A, B, A)], k=1)] == [("a", 1 / 2), ("b", 1 / 3)]
-
-
-def test_nothing_found_is_fused_to_nothing():
-    assert reciprocal_rank_fusion([]) == reciprocal_rank_fusion([(), ()]) == ()
-
-
 # The retriever
-
-
-def test_more_is_asked_for_than_is_returned():
-    one, other = Fixed(A, B, C), Fixed(C, B, D)
-    hybrid = HybridRetriever([one, other], depth=3)
-    assert [ids(ranking) for ranking in search(hybrid, "q", "", top_k=1)] == ["c", ""]
-    assert one.asked == other.asked == [(["q", ""], 3)]
-    assert len(search(hybrid, "q", top_k=50)[0]) == 4
-    assert one.asked[-1] == (["q"], 50)
-    assert search(hybrid, "q", top_k=0) == [()]
-    assert search(hybrid) == []
 
 
 def test_all_are_asked_at_once():
@@ -130,30 +103,6 @@ def test_one_that_fails_fails_the_search():
     with pytest.raises(RetrievalError, match="gone") as failed:
         search(hybrid, "q")
     assert failed.value.cause == "http_500"
-
-
-def test_the_fingerprint_is_of_all_that_decides_the_ranking():
-    one, other = Fixed(fingerprint="one"), Fixed(fingerprint="other")
-    fingerprints = [
-        HybridRetriever([one, other]).fingerprint,
-        HybridRetriever([other, one]).fingerprint,
-        HybridRetriever([one]).fingerprint,
-        HybridRetriever([one, other], depth=7).fingerprint,
-        HybridRetriever([one, other], k=7).fingerprint,
-    ]
-    assert len(set(fingerprints)) == 5
-    assert HybridRetriever([one, other]).fingerprint == fingerprints[0]
-
-
-def test_closing_closes_all():
-    closed = [Fixed(), Fixed()]
-    asyncio.run(HybridRetriever(closed).aclose())
-    assert all(retriever.is_closed for retriever in closed)
-
-
-def test_a_hybrid_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="no retrievers"):
-        HybridRetriever([])
 
 
 def test_real_indexes_are_fused(tmp_path):

@@ -1,0 +1,179 @@
+"""Serve a retriever over HTTP, in the protocol of Search-R1's retrieval server: `POST /retrieve`, `GET /health`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import structlog
+from pydantic import BaseModel, Field, ValidationError
+
+from reasonrag.core.errors import BackendError, RetrievalError
+from reasonrag.core.serving import App, ListenSettings, Receive, Refusal, Response, Scope, describe_problems, run_app
+from reasonrag.core.settings import setting
+from reasonrag.core.types import Passage
+from reasonrag.retrieval.base import Retriever
+from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore, Ranking
+
+log = structlog.get_logger()
+
+# Limits of a request. A longer query is cut: one runaway query of a model must not fail the batch of a training step.
+MAX_QUERIES, MAX_TOP_K, MAX_PASSAGES, MAX_QUERY_CHARS = 4096, 1000, 100_000, 4096
+
+_PROBE = "Who wrote the first encyclopedia?"
+_RETRY_AFTER_S = "1"
+_MAX_BATCH = 256  # queries that are searched together
+# One batch is searched while the next one is ready, so the search thread never waits for replies to be written.
+_BATCHES_IN_WORK = 2
+_as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # json.dumps makes an encoder for each reply
+
+
+class ServeSettings(ListenSettings):
+    """Settings of `index serve`."""
+
+    top_k: int = setting(3, "passages per search. A request may ask for another number", "--top-k", ge=1)
+    max_queue: int = setting(16384, "maximum unanswered queries of all requests", ge=1)
+    health_timeout_s: float = setting(10.0, "timeout in seconds of the query behind /health", gt=0)
+
+
+class RetrieveRequest(BaseModel):
+    """The body of Search-R1's `POST /retrieve`. If `topk` is absent, null or 0, the server's default counts."""
+
+    queries: list[str]
+    topk: Annotated[int, Field(ge=0)] | None = None
+    return_scores: bool = False
+
+
+def serve(retriever: Retriever, settings: ServeSettings, *, about: str = "") -> int:
+    """Serve until SIGTERM or Ctrl-C, then close the retriever; see `run_app`.
+
+    The server listens once a first query was answered.
+
+    Raises:
+        ConfigError: see `run_app`.
+        RetrievalError: the first query was not answered.
+    """
+    return run_app(RetrievalApp(retriever, settings), about=about)
+
+
+class RetrievalApp(App):
+    """Answers HTTP requests from one retriever. Queries of requests that arrive together are searched together."""
+
+    def __init__(self, retriever: Retriever, settings: ServeSettings) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge
+
+        super().__init__(settings)
+        self._retriever = retriever
+        self._batched = BatchedRetriever(
+            retriever, window_s=0, max_batch=_MAX_BATCH, max_lookups=_BATCHES_IN_WORK, store=MemoryStore(0)
+        )
+        self._top_k, self._max_queue = settings.top_k, settings.max_queue
+        self._health_timeout_s = settings.health_timeout_s
+        self._unanswered = 0
+        self._is_draining = False
+        self._probing: asyncio.Task[list[Ranking]] | None = None
+        self._registry = CollectorRegistry()
+        name = "reasonrag_retrieval"
+        self._requests = Counter(f"{name}_requests", "Requests to /retrieve", ["status"], registry=self._registry)
+        self._in_flight = Gauge(
+            f"{name}_requests_in_flight", "Requests to /retrieve in flight", registry=self._registry
+        )
+        queue = Gauge(f"{name}_queue", "Queries not answered yet", registry=self._registry)
+        queue.set_function(lambda: self._unanswered)
+        self.routes = {
+            "/retrieve": ("POST", self._retrieve),
+            "/health": ("GET", self._health),
+            "/metrics": ("GET", self._metrics),
+        }
+
+    async def start(self) -> None:
+        try:
+            await self._probe()
+        except Refusal as refusal:
+            raise RetrievalError(f"the index cannot be served: {refusal}", cause="unhealthy") from None
+
+    def drain(self) -> None:
+        self._is_draining = True
+
+    async def aclose(self) -> None:
+        await self._batched.aclose()
+
+    async def answer(self, scope: Scope, receive: Receive) -> Response:
+        response = await super().answer(scope, receive)
+        if scope["path"] == "/retrieve":
+            self._requests.labels(response.status).inc()
+        return response
+
+    async def _retrieve(self, scope: Scope, receive: Receive) -> Response:
+        with self._in_flight.track_inprogress():
+            request = parsed(await self.body(scope, receive))
+            count, top_k = len(request.queries), request.topk or self._top_k
+            if count > MAX_QUERIES:
+                raise Refusal(413, f"{count} queries; at most {MAX_QUERIES} a request: send them in parts")
+            if top_k > MAX_TOP_K:
+                raise Refusal(422, f"topk is {top_k}; at most {MAX_TOP_K}")
+            if count * top_k > MAX_PASSAGES:
+                raise Refusal(413, f"{count} queries of topk {top_k}; at most {MAX_PASSAGES} passages a request")
+            # An empty queue admits a request of any size: a larger one could never enter otherwise.
+            if self._unanswered and self._unanswered + count > self._max_queue:
+                raise Refusal(503, "the queue is full", Retry_After=_RETRY_AFTER_S)
+            self._unanswered += count
+            try:
+                rankings = await self._batched.search([query[:MAX_QUERY_CHARS] for query in request.queries], top_k)
+            except BackendError as error:
+                log.warning("search failed", cause=error.cause)
+                raise Refusal(503, f"the index does not answer ({error.cause})", Retry_After=_RETRY_AFTER_S) from None
+            finally:
+                self._unanswered -= count
+            return Response(reply(rankings, scores=request.return_scores))
+
+    async def _health(self, scope: Scope, receive: Receive) -> Response:
+        await self._probe()
+        return Response(b'{"status":"ok"}')
+
+    async def _metrics(self, scope: Scope, receive: Receive) -> Response:
+        from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def _probe(self) -> None:
+        """Search for one query, to see whether the index answers; raise Refusal with 503 and the cause if not."""
+        if self._is_draining:
+            raise Refusal(503, "draining: requests in flight are answered, new ones are not")
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._retriever.search([_PROBE], 1))
+        try:
+            # Shielded because all callers at the same time share one query.
+            await asyncio.wait_for(asyncio.shield(self._probing), self._health_timeout_s)
+        except TimeoutError:
+            raise Refusal(503, f"no answer to a query in {self._health_timeout_s:g} s") from None
+        except Exception as error:
+            cause = error.cause if isinstance(error, BackendError) else type(error).__name__
+            raise Refusal(503, f"a query fails ({cause})") from None
+
+
+def parsed(body: bytes) -> RetrieveRequest:
+    """Parse a request; raise Refusal with status 422 and the problems, without any value of the request."""
+    try:
+        return RetrieveRequest.model_validate_json(body)
+    except ValidationError as error:
+        hint = 'expected {"queries": ["..."], "topk": 3, "return_scores": true}'
+        raise Refusal(422, f"{describe_problems(error)}; {hint}") from None
+
+
+def reply(rankings: Sequence[Sequence[Passage]], *, scores: bool) -> bytes:
+    """Write an answer as Search-R1's server does (`search_r1/search/retrieval_server.py`).
+
+    It is `{"result": [ranking, ...]}`, one ranking per query, best passage first. A passage is
+    `{"document": {"id", "contents"}, "score"}` with scores, and the document alone without.
+    """
+    result: list[list[dict[str, Any]]] = []
+    for ranking in rankings:
+        documents = []
+        for passage in ranking:
+            document = {"id": passage.id, "contents": passage.contents}
+            documents.append({"document": document, "score": passage.score} if scores else document)
+        result.append(documents)
+    return _as_json({"result": result}).encode(errors="replace")

@@ -1,1 +1,0 @@
-"""Serve an index over HTTP, in the protocol of Search-R1's retrieval server."""
