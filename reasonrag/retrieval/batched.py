@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from reasonrag.core.errors import RetrievalError
 from reasonrag.core.secrets import redact_data
@@ -24,23 +24,11 @@ Ranking = tuple[Passage, ...]
 _CAUSED_BY_A_QUERY = frozenset({"http_400", "http_403", "http_413", "http_422", "misaligned", "refused", "unreadable"})
 # One bad query among 256 fails 9 calls before one succeeds. This many without a success are the server's fault.
 _MOST_FAILURES_IN_A_ROW = 24
-_LATEST = 1_024  # rankings in memory beside the journal, a few kilobytes each
-
-
-class SearchStore(Protocol):
-    """Keeps rankings, so that a query is looked up once per run (or once ever, if the store outlives the run)."""
-
-    def get(self, query: str, top_k: int) -> Ranking | None:
-        """Return the ranking kept for this query and `top_k`, or None."""
-        ...
-
-    async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
-        """Keep the rankings of one lookup, by query. Returns once they are kept."""
-        ...
+_LATEST = 1_024  # rankings in memory in front of the journal, a few kilobytes each
 
 
 class MemoryStore:
-    """A store that lives as long as the process."""
+    """Keeps rankings as long as the process lives."""
 
     def __init__(self, limit: int | None = None) -> None:
         """Keep at most `limit` rankings and drop the least recently used; None keeps all."""
@@ -64,9 +52,9 @@ class MemoryStore:
 
 
 class JournalStore:
-    """Keeps the rankings of one retriever in a run's journal, so that a resumed run looks no query up again.
+    """Keeps the rankings of one retriever in a run's journal, so that a resumed run repeats no search.
 
-    The latest ones are in memory: a tree often asks again what it has just asked.
+    The latest ones are in memory: a tree often repeats its last queries.
     """
 
     def __init__(self, journal: Journal, fingerprint: str) -> None:
@@ -77,8 +65,8 @@ class JournalStore:
     def get(self, query: str, top_k: int) -> Ranking | None:
         if latest := self._latest.get(query, top_k):
             return latest
-        kept = self._journal.call(self._key(query, top_k))
-        return None if kept is None else tuple(Passage(**passage) for passage in kept)
+        passages = self._journal.call(self._key(query, top_k))
+        return None if passages is None else tuple(Passage(**passage) for passage in passages)
 
     async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
         """Keep the rankings of one lookup. Returns once they are on disk."""
@@ -115,16 +103,16 @@ class BatchedRetriever:
         window_s: float = 0.002,
         max_batch: int | None = None,
         max_lookups: int | None = None,
-        store: SearchStore | None = None,
+        store: MemoryStore | JournalStore | None = None,
     ) -> None:
         """Wrap a retriever.
 
         Args:
             inner: the retriever that is called with whole batches.
             window_s: how long the first query of a batch waits for others.
-            max_batch: most queries in one call; a full batch leaves at once. None is what `inner` sends in a request,
-                else 256: those of one batch wait for each other, and fail together.
-            max_lookups: most calls of `inner` at a time; None is no limit. A batch takes more queries while it waits.
+            max_batch: maximum queries in one call; a full batch leaves at once. None is the limit of a request of
+                `inner`, else 256: the queries of one batch wait for each other, and fail together.
+            max_lookups: maximum calls of `inner` at a time; None is no limit. A waiting batch takes more queries.
             store: keeps the rankings; None keeps them in the memory of this process.
         """
         self._inner = inner
@@ -137,18 +125,9 @@ class BatchedRetriever:
         self._in_flight: dict[tuple[str, int], list[asyncio.Future[Ranking]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
-        """Return `[len(queries)]` rankings, as `inner` gives them.
-
-        Raises:
-            RetrievalError: `inner` failed. All tasks that wait for this query get the error; a later call tries again.
-        """
-        found = [self._find(query, top_k) for query in queries]
-        return [await item if isinstance(item, asyncio.Future) else item for item in found]
-
     @classmethod
     def of_run(cls, inner: Retriever, journal: Journal) -> BatchedRetriever:
-        """Wrap a retriever for a run, whose journal keeps the rankings, and the calls that some retrievers pay for."""
+        """Wrap a retriever for a run; its journal keeps the rankings, and the calls of a model that plays one."""
         if hasattr(inner, "keep_in"):
             inner.keep_in(journal)
         if hasattr(inner, "slots"):
@@ -156,8 +135,17 @@ class BatchedRetriever:
             journal.at_drain.append(inner.slots.drain)  # as of a model: searches that only wait end
         return cls(inner, store=JournalStore(journal, inner.fingerprint))
 
+    async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
+        """Return `[len(queries)]` rankings of `inner`.
+
+        Raises:
+            RetrievalError: `inner` failed. All tasks that wait for this query get the error; a later call tries again.
+        """
+        rankings = [self._find(query, top_k) for query in queries]
+        return [await item if isinstance(item, asyncio.Future) else item for item in rankings]
+
     def at_step(self, step: int) -> None:
-        """Tell a retriever that changes during training after which step searches come; forget what it found before."""
+        """Announce a training step to a retriever that changes during training, and forget its former rankings."""
         if hasattr(self._inner, "at_step") and self._inner.at_step(step) and isinstance(self._store, MemoryStore):
             self._store.clear()
 
@@ -171,14 +159,14 @@ class BatchedRetriever:
     def _find(self, query: str, top_k: int) -> Ranking | asyncio.Future[Ranking]:
         if not query.strip():
             return ()
-        # Each caller has a future of its own: a task that is cancelled must not take the answer from the others.
+        # Each caller gets its own future: a task that is cancelled must not take the answer from the others.
         future: asyncio.Future[Ranking] = asyncio.get_running_loop().create_future()
         if (query, top_k) in self._in_flight:
             self._in_flight[query, top_k].append(future)
             return future
-        kept = self._store.get(query, top_k)
-        if kept is not None:
-            return kept
+        ranking = self._store.get(query, top_k)
+        if ranking is not None:
+            return ranking
         batch = self._open.get(top_k)
         if batch is None:
             batch = self._open[top_k] = _Batch()
@@ -213,13 +201,16 @@ class BatchedRetriever:
             self._close(batch, top_k)
 
     async def _answer(self, batch: _Batch, top_k: int) -> None:
-        """Look up the whole batch, and halves of what fails; an error raised here concerns all remaining queries."""
+        """Look up the batch, and halves of a part that fails; an error raised here concerns the remaining queries."""
         waiting_parts = [list(batch.futures)]
         failures_in_a_row = 0
         while waiting_parts:
             queries = waiting_parts.pop()
             try:
-                rankings = await self._ask(queries, top_k)
+                rankings = await self._inner.search(queries, top_k)
+                if len(rankings) != len(queries):
+                    problem = f"{len(queries)} queries were sent and {len(rankings)} rankings came back"
+                    raise RetrievalError(problem, cause="misaligned")
             except RetrievalError as error:
                 failures_in_a_row += 1
                 if error.cause not in _CAUSED_BY_A_QUERY or failures_in_a_row == _MOST_FAILURES_IN_A_ROW:
@@ -231,26 +222,22 @@ class BatchedRetriever:
                     waiting_parts += [queries[half:], queries[:half]]
                 continue
             failures_in_a_row = 0
-            await self._store.put(rankings, top_k)
-            for query, ranking in rankings.items():
+            redacted = {}
+            for query, ranking in zip(queries, rankings, strict=True):
+                redacted[query] = tuple(map(without_secrets, ranking))
+            await self._store.put(redacted, top_k)
+            for query, ranking in redacted.items():
                 for future in self._take(batch, query, top_k):
                     future.set_result(ranking)
-
-    async def _ask(self, queries: list[str], top_k: int) -> dict[str, Ranking]:
-        rankings = await self._inner.search(queries, top_k)
-        if len(rankings) != len(queries):
-            raise RetrievalError(f"asked for {len(queries)} rankings, got {len(rankings)}", cause="misaligned")
-        redacted = [tuple(map(without_secrets, ranking)) for ranking in rankings]
-        return dict(zip(queries, redacted, strict=True))
 
     def _fail(self, batch: _Batch, queries: list[str], top_k: int, error: Exception) -> None:
         for query in queries:
             for future in self._take(batch, query, top_k):
                 future.set_exception(error)
-                future.exception()  # marks it as retrieved: asyncio warns about an error that nobody awaits
+                future.exception()  # marks it as retrieved: asyncio warns about an error that no task awaits
 
     def _take(self, batch: _Batch, query: str, top_k: int) -> list[asyncio.Future[Ranking]]:
-        """Take a query out of its batch, and return the futures of those who still wait.
+        """Take a query out of its batch, and return the futures of the callers that still wait.
 
         From now on it is in the store, or another call looks it up again.
         """

@@ -6,7 +6,7 @@ import re
 import resource
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,55 +41,40 @@ def examine(
         DataError: a file is missing, truncated or changed.
     """
     index = IndexFolder(named_path(str(config.index)))
-    report: Report = {"parts": _read_all(index, progress)}
-    resident_before = resident()
-    started = time.perf_counter()
-    retriever = open_index(config, trust_remote_code=trust_remote_code)
-    report["open_s"] = time.perf_counter() - started
-    store = PassageStore(index.part("passages"))
-    ids, queries = [], []
-    for row, query in self_queries(store, sample, seed=seed):
-        ids.append(store.passage(row).id)
-        queries.append(query)
-    store.close()
-    progress.start("self-queries", total=len(queries), unit="queries")
-    report |= event_loop.run(_search_for(retriever, ids, queries))
-    if config.kind != "bm25" and {"vectors", "embeddings"} <= set(index.parts()):
-        from reasonrag.retrieval.dense import DenseRetriever
-
-        dense = DenseRetriever(index, config.encoder, device=config.device, trust_remote_code=trust_remote_code)
-        try:
-            report["recall_at_10"] = dense.recall_at_10(queries)
-        finally:
-            event_loop.run(dense.aclose())
-    progress.advance(len(queries))
-    resident_after = resident()
-    if resident_before is None or resident_after is None:
-        report["resident_bytes"] = None
-    else:
-        report["resident_bytes"] = max(resident_after - resident_before, 0)
-    return report
-
-
-def _read_all(index: IndexFolder, progress: BuildProgress) -> dict[str, Report]:
-    parts: dict[str, Report] = {}
     index.need("passages")
+    parts: dict[str, Report] = {}
     for part in index.parts():
-        size = index.need(part).size
-        progress.start(f"checksums of {part}", total=size, unit="B")
+        progress.start(f"checksums of {part}", total=index.need(part).size, unit="B")
         started = time.perf_counter()
         manifest = index.verify(part, fully=True)
-        progress.advance(size)
-        seconds = time.perf_counter() - started
+        progress.advance(manifest.size)
         parts[part] = {
             "bytes": manifest.size,
             "files": len(manifest.files),
-            "seconds": seconds,
+            "seconds": time.perf_counter() - started,
             "counts": dict(manifest.counts),
             "settings": dict(manifest.plan.settings),
             "fingerprint": manifest.fingerprint,
         }
-    return parts
+    with closing(PassageStore(index.part("passages"))) as store:
+        drawn = self_queries(store, sample, seed=seed)
+        ids, queries = [store.passage(row).id for row, _ in drawn], [query for _, query in drawn]
+    resident_before = resident()
+    started = time.perf_counter()
+    retriever = open_index(config, trust_remote_code=trust_remote_code)
+    report: Report = {"parts": parts, "open_s": time.perf_counter() - started}
+    progress.start("self-queries", total=len(queries), unit="queries")
+    report |= event_loop.run(_search_for(retriever, ids, queries))
+    progress.advance(len(queries))
+    if config.kind != "bm25" and {"vectors", "embeddings"} <= set(index.parts()):
+        from reasonrag.retrieval.dense import DenseRetriever
+
+        dense = DenseRetriever(index, config.encoder, device=config.device, trust_remote_code=trust_remote_code)
+        report["recall_at_10"] = dense.recall_at_10(queries)
+    resident_after = resident()
+    known = resident_before is not None and resident_after is not None
+    report["resident_bytes"] = max(resident_after - resident_before, 0) if known else None  # type: ignore[operator]
+    return report
 
 
 async def _search_for(retriever: Retriever, ids: list[str], queries: list[str]) -> Report:
