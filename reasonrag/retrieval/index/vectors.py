@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
 import os
 import random
+import sys
 from bisect import bisect_left
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -276,10 +279,27 @@ def _build_inverted_file(
         progress.advance(stop - start)
     index = faiss.read_index(str(draft.scratch / _TRAINED))
     (draft.folder / LISTS).unlink(missing_ok=True)  # of a process that was killed while it merged
-    ondisk.merge_ondisk(index, [str(draft.scratch / block) for block in blocks], str(draft.folder / LISTS))
+    with _stdout_closed():  # the library prints the size of the file
+        ondisk.merge_ondisk(index, [str(draft.scratch / block) for block in blocks], str(draft.folder / LISTS))
     # A name without a folder: `read_index` finds the file next to the index, wherever that was moved.
     faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists).filename = LISTS
     write_index(draft, INDEX, index)
+
+
+@contextmanager
+def _stdout_closed() -> Iterator[None]:
+    """Drop what C code of this process prints."""
+    flush = ctypes.CDLL(None).fflush
+    sys.stdout.flush()
+    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+        flush(None)  # C buffers its output
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(nowhere)
 
 
 def open_vectors(index: IndexFolder, *, gpu: bool = False) -> VectorSearch:
