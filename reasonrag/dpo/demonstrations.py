@@ -151,7 +151,7 @@ def _of_evaluation(folder: Path) -> Iterator[tuple[Question, list[_Attempt]]]:
 
 
 def _best(attempts: Iterable[_Attempt], settings: SFTSettings) -> list[_Attempt]:
-    """Return the best attempts, all of whose steps could be parsed; of equal ones the first."""
+    """Return the best attempts with parseable steps only; of equal ones the first."""
     distinct: dict[tuple[object, ...], _Attempt] = {}
     for attempt in attempts:
         if attempt.f1 >= settings.min_reward and all(step["action"] in _ACTIONS for step in attempt.steps):
@@ -196,7 +196,7 @@ def _steps(attempt: _Attempt, format: Format, read_ids: bool) -> Iterator[tuple[
 def read_prompt(path: Sequence[Row], stop: Sequence[str], *, read_ids: bool) -> Prompt:
     """Return what the policy read before the last step of a path from the root, which has the columns of a node.
 
-    `read_ids` says whether it read the ids that it had sampled, or text that was encoded anew.
+    `read_ids`: it read the ids that it had sampled, not text that was encoded again.
     """
     row = path[-1]
     whole = [{"text": row["prefix"], "token_ids": None}] if row["prefix"] else []
@@ -221,7 +221,7 @@ def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *,
     if (seen.messages, seen.prefix) != (last.prompt.messages, last.prompt.prefix):
         return None
     text = last.completion.text
-    if seen.prefix != prompt.prefix:  # the last prompt opens the answer's tag, behind the thought of a free answer
+    if seen.prefix != prompt.prefix:  # the last prompt opens the answer's tag, after the thought of a free answer
         opened = _OPEN_TAG.search(prompt.prefix)
         if not final or opened is None:
             return None

@@ -1,5 +1,5 @@
 """Trees to preference pairs: sibling steps by process reward (RAG-ProGuide, arXiv:2505.14069, sec. 2.2.3), and whole
-trajectories by the F1 of their answers, which is all that an outcome reward can compare.
+trajectories by the F1 of their answers, as an outcome reward compares them.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def derive_pairs(
         min_margin: smallest difference of rewards, in [0, 1].
         reward: "spre", or "judge" or "prm" for the search's value Q.
         weighting: how trajectories are averaged.
-        min_rollouts: fewest complete trajectories behind each side; an answer's reward is known and needs none.
+        min_rollouts: fewest complete trajectories below each side; an answer's reward is known without any.
         min_confidence: smallest probability that the order is right (`spre.confidence`), in [0, 1]; it is unknown for
             the others.
         read_ids: whether the policy read ids, so that an open turn kept those that were sampled; a server that is sent
-            text encodes the turn anew.
-        repeated: data set and id of the questions whose text another tree has too, so that only their pairs are
+            text encodes the turn again.
+        repeated: data set and id of the questions with a text that another tree has too, so that only their pairs are
             remembered; by default the pairs of all trees are.
-        left_out: counts what is left out, by cause: "few rollouts", "low confidence", "reversed".
+        left_out: counts pairs that are left out, by cause: "few rollouts", "low confidence", "reversed".
     """
     left_out = Counter() if left_out is None else left_out
     settings = (alpha, min_margin, reward, weighting, min_rollouts, min_confidence)
@@ -110,7 +110,7 @@ def derive_trajectory_pairs(
     """Yield rows of `tables.trajectory_pair_schema`: the best trajectory against the worst, the next best against
     the next worst, and so on.
 
-    The policy is prompted anew at every step, so a trajectory is several prompts with a step each, and its
+    The policy gets a new prompt at every step, so a trajectory is several prompts with a step each, and its
     log-probability is the sum over its steps. Steps that both share are left out, as they cancel. Each distinct
     trajectory is in one pair at most, so that a question with many does not outweigh the others. A trajectory with a
     step that could not be parsed is never chosen. What other trees repeat or reverse is left out, as in `derive_pairs`.
@@ -132,7 +132,7 @@ def derive_trajectory_pairs(
 
 
 def repeated_questions(trees: Iterable[Path]) -> dict[Question, Question]:
-    """Return the questions whose text another one has too, each with the first of its text, from files of trees.
+    """Return the questions with a text that another one has too, each with the first of its text, from files of trees.
 
     Only their trees can repeat or reverse each other's pairs. Case and white space make no difference.
     """
@@ -202,7 +202,7 @@ def _preferences(
     min_confidence: float,
     left_out: Counter[str],
 ) -> Iterator[tuple[_Side, _Side]]:
-    """Yield chosen and rejected of each two rivals whose rewards differ enough and whose order is sure enough."""
+    """Yield chosen and rejected of each two rivals with rewards that differ enough and an order that is sure enough."""
     least = max(min_margin - _ROUNDING, _ROUNDING)
     for first, second in _rivals(tree, decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting)):
         chosen, rejected = (first, second) if first.reward >= second.reward else (second, first)
@@ -340,9 +340,7 @@ def _trajectory_pair(best: Sequence[Row], worst: Sequence[Row], *, read_ids: boo
 
 
 def _side_columns(side: str, path: Sequence[Row], shared: int, *, read_ids: bool) -> Row:
-    """Return the columns of a side: its steps from the number `shared` on, without those that were cut off before
-    anything was written.
-    """
+    """Return the columns of a side: its steps from the number `shared` on, without empty steps that were cut off."""
     steps, token_ids, turns = [], [], []
     for number, node in enumerate(path[shared:], shared + 1):
         end = step_end(node)

@@ -1,4 +1,4 @@
-"""Preferences to token ids: exactly the ids that the policy sampled are scored, after exactly those that it read.
+"""Preferences to token ids: exactly the ids that the policy sampled are scored, after exactly the ids that it read.
 
 Text is encoded only if its ids are unknown, because encoding the text of sampled ids often returns others: a policy
 writes `.` and `</` as two tokens, its tokenizer `.</` as one. A policy never wrote more than its step: a stop string
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -101,7 +101,7 @@ class Encoded:
 def encode(rows: Sequence[CheckedRow], chat: ChatTemplate) -> tuple[list[Pair], Encoded]:
     """Return token ids of every row, in order, and counts.
 
-    A step is the ids that were sampled, and its prompt those that the policy read (`ChatTemplate.token_ids`). Ids that
+    A step is the sampled ids, and its prompt the ids that the policy read (`ChatTemplate.token_ids`). Ids that
     do not spell the step's text are another tokenizer's: then, and without ids, its text is encoded by itself, and one
     end-of-turn token follows if the policy wrote one. Rows with unknown ends are tokenised
     as TRL 1.16's DPOTrainer does: the whole turn with the template's own end, or the text and the EOS token.
@@ -259,116 +259,97 @@ def _rendered(place: str, render: Callable[[], Any]) -> str:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class LengthReport:
-    """Lengths of all pairs, measured before any is left out.
-
-    `quantiles` are tokens by what is counted, then by quantile (a length that occurs: nearest rank). `prompt` is the
-    longest prompt of a pair, `chosen` and `rejected` are the tokens that are scored, `total` is the longest sequence of
-    prompt and step in the pair, which is what `max_length` bounds.
-    """
-
-    quantiles: Mapping[str, Mapping[str, int]]
-    pairs: Mapping[str, int]  # by split
-    left_out: Mapping[str, Mapping[int, int]]  # number of pairs that are too long, by split and depth
-    max_length: int  # the limit that was applied, in tokens
-    limited_by: str  # setting (`max_length`), context (the model's), or data (the longest pair)
-    shifted: int = 0  # plain rows in which the end of the prompt is scored too: its tokens merge with the completion's
-    shared_prompts: int = 0  # prompts that are in both splits, but for case and white space
-    noun: str = "pairs"  # what is counted
-
-    def share(self, split: str) -> float:
-        """Return the share of a split's pairs that are left out, in [0, 1]."""
-        return sum(self.left_out[split].values()) / max(self.pairs[split], 1)
-
-    def lines(self) -> list[str]:
-        """Return a table of lengths, the limit, what is left out, and anything odd, as lines for people."""
-        lines = [f"{'tokens':<10}" + "".join(f"{name:>8}" for name in _QUANTILES)]
-        for name, values in self.quantiles.items():
-            lines.append(f"{name:<10}" + "".join(f"{value:>8}" for value in values.values()))
-        longest = f"the longest of the {self.noun}"
-        why = {"setting": "as set", "context": "the model's context", "data": longest}[self.limited_by]
-        lines.append(f"max_length {self.max_length} ({why}); nothing is cut")
-        for split, by_depth in self.left_out.items():
-            line = f"{sum(by_depth.values())} of {self.pairs[split]} {split} {self.noun} left out as too long"
-            if by_depth:
-                depths = ", ".join(f"{count} at depth {depth}" for depth, count in by_depth.items())
-                line += f" ({self.share(split):.1%}: {depths})"
-            lines.append(line)
-        if self.shifted:
-            lines.append(
-                f"{self.shifted} pairs: the tokens of the prompt merge with those of the completion, so the end of the "
-                "prompt is scored too (TRL's rule); end prompts at the border of a token"
-            )
-        if self.shared_prompts:
-            lines.append(
-                f"{self.shared_prompts} prompts are in both splits: held-out metrics are not of unseen prompts"
-            )
-        return lines
-
-    def summary(self) -> dict[str, Any]:
-        values = asdict(self)
-        del values["noun"]
-        left_out = {}
-        for split, by_depth in self.left_out.items():
-            left_out[split] = {str(depth): count for depth, count in by_depth.items()}
-        shares = {split: self.share(split) for split in self.pairs}
-        return {"tokens": values.pop("quantiles"), **values, "left_out": left_out, "share_left_out": shares}
-
-
 def fit(
     splits: Mapping[str, Sequence[Pair]],
     settings: PairSettings,
     *,
     context: int | None,
     log: Callable[[str], object] = lambda line: None,
-    **reported: Any,
-) -> tuple[dict[str, list[Pair]], LengthReport]:
-    """Return the pairs that fit, whole, by split; and the lengths of all.
+    shifted: int = 0,
+    shared_prompts: int = 0,
+    noun: str = "pairs",
+) -> tuple[dict[str, list[Pair]], dict[str, Any]]:
+    """Return the pairs that fit, whole, by split; and a report on the lengths of all, as JSON can hold it.
 
-    The limit is `settings.max_length`, else the longest pair, but never above the model's `context`. `train` must not
-    be empty. `reported` goes into the report, which `log` receives before a refusal.
+    The limit is `settings.max_length`, else the longest pair, but never above the model's `context`.
+
+    Args:
+        splits: `train`, which must not be empty, and `test`.
+        settings: `max_length` and `max_dropped` are used.
+        context: of the model, in tokens; None if it is unknown.
+        log: receives the report before a refusal.
+        shifted: plain rows in which the end of the prompt is scored too.
+        shared_prompts: prompts that are in both splits, but for case and white space.
+        noun: what a row is called.
+
+    Returns:
+        In the report, `tokens` are quantiles of `prompt` (the longest of a pair), `chosen` and `rejected` (scored
+        tokens) and `total` (the longest sequence, which the limit bounds), each a length that occurs (nearest rank).
 
     Raises:
         DataError: more than `max_dropped` of a split is too long, or no pair is left to train on.
     """
     pairs = [pair for members in splits.values() for pair in members]
-    limit, limited_by = settings.max_length, "setting"
+    limit, limited_by, why = settings.max_length, "setting", "as set"
     if limit is None:
         limit, limited_by = max((pair.tokens for pair in pairs), default=0), "data"
+        why = f"the longest of the {noun}"
     if context is not None and context < limit:
-        limit, limited_by = context, "context"
-    kept, left_out = {}, {}
+        limit, limited_by, why = context, "context", "the model's context"
+    quantiles = _quantiles(pairs)
+    log(f"{'tokens':<10}" + "".join(f"{name:>8}" for name in _QUANTILES))
+    for name, values in quantiles.items():
+        log(f"{name:<10}" + "".join(f"{value:>8}" for value in values.values()))
+    log(f"max_length {limit} ({why}); nothing is cut")
+    kept: dict[str, list[Pair]] = {}
+    left_out: dict[str, dict[str, int]] = {}
+    shares: dict[str, float] = {}
     for split, members in splits.items():
         kept[split] = [pair for pair in members if pair.tokens <= limit]
-        left_out[split] = dict(sorted(Counter(pair.depth for pair in members if pair.tokens > limit).items()))
-    counts = {split: len(members) for split, members in splits.items()}
-    report = LengthReport(_quantiles(pairs), counts, left_out, limit, limited_by, **reported)
-    for line in report.lines():
-        log(line)
+        by_depth = Counter(pair.depth for pair in members if pair.tokens > limit)
+        left_out[split] = {str(depth): by_depth[depth] for depth in sorted(by_depth)}
+        shares[split] = by_depth.total() / max(len(members), 1)
+        depths = ", ".join(f"{count} at depth {depth}" for depth, count in left_out[split].items())
+        more = f" ({shares[split]:.1%}: {depths})" if depths else ""
+        log(f"{by_depth.total()} of {len(members)} {split} {noun} left out as too long{more}")
+    if shifted:
+        log(
+            f"{shifted} pairs: the tokens of the prompt merge with those of the completion, so the end of the "
+            "prompt is scored too (TRL's rule); end prompts at the border of a token"
+        )
+    if shared_prompts:
+        log(f"{shared_prompts} prompts are in both splits: held-out metrics are not of unseen prompts")
     for split, members in splits.items():
         nothing_left = split == "train" and not kept[split]
-        if report.share(split) <= settings.max_dropped and not nothing_left:
-            continue
-        longest = max(pair.tokens for pair in members)
-        if context is not None and limit >= context:
-            why = f"{context} is the model's context, and no --max-length goes above it"
-            advice = "train a model with a longer context"
-        else:
-            why = "nothing is ever cut"
-            advice = f"raise --max-length up to {longest if context is None else min(longest, context)}"
-        problem = (
-            f"{settings.data}: {len(members) - len(kept[split])} of {len(members)} {split} {report.noun} "
-            f"({report.share(split):.1%}) are longer than {limit} tokens, the longest has {longest}"
-        )
-        if nothing_left:
-            raise DataError(f"{problem}; {why}, so nothing is left to train on; {advice}")
-        share = math.ceil(report.share(split) * 1000) / 1000  # rounded up, so that the advised share is enough
-        raise DataError(
-            f"{problem}, and {settings.max_dropped:.1%} may be left out; {why}; {advice}, or allow it with "
-            f"--max-dropped {share:g}"
-        )
-    return kept, report
+        if shares[split] > settings.max_dropped or nothing_left:
+            longest = max(pair.tokens for pair in members)
+            if context is not None and limit >= context:
+                reason = f"{context} is the model's context, and no --max-length goes above it"
+                advice = "train a model with a longer context"
+            else:
+                reason = "nothing is ever cut"
+                advice = f"raise --max-length up to {longest if context is None else min(longest, context)}"
+            problem = (
+                f"{settings.data}: {len(members) - len(kept[split])} of {len(members)} {split} {noun} "
+                f"({shares[split]:.1%}) are longer than {limit} tokens, the longest has {longest}"
+            )
+            if nothing_left:
+                raise DataError(f"{problem}; {reason}, so nothing is left to train on; {advice}")
+            enough = math.ceil(shares[split] * 1000) / 1000  # rounded up, so that the advised share is enough
+            raise DataError(
+                f"{problem}, and {settings.max_dropped:.1%} may be left out; {reason}; {advice}, or allow it with "
+                f"--max-dropped {enough:g}"
+            )
+    return kept, {
+        "tokens": quantiles,
+        "pairs": {split: len(members) for split, members in splits.items()},
+        "left_out": left_out,
+        "max_length": limit,
+        "limited_by": limited_by,
+        "shifted": shifted,
+        "shared_prompts": shared_prompts,
+        "share_left_out": shares,
+    }
 
 
 def _quantiles(pairs: Sequence[Pair]) -> dict[str, dict[str, int]]:

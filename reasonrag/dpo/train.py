@@ -17,7 +17,7 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import nearest
 from reasonrag.dpo.preferences import CheckedRow, PairRules, Preferences, read_preferences
-from reasonrag.dpo.token_rows import Encoded, LengthReport, Pair, encode, fit
+from reasonrag.dpo.token_rows import Encoded, Pair, encode, fit
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.model import load_weights
 from reasonrag.training.run import Log, TokenRows, TrainingData, TrainingRun
@@ -131,7 +131,6 @@ class TokenPairs:
     source: str  # the data, as it was named
     checksum: str  # changes with any row of the source, whether it is in a sample or not
     card: PolicyCard | None  # how the policy was prompted, if the data comes from a known run
-    report: LengthReport
     encoded: Encoded  # how many steps are scored with the ids that were sampled
     facts: dict[str, Any]  # counts and lengths, for `training.json`
 
@@ -166,8 +165,15 @@ def tokenise(
     if str(encoded):
         log(str(encoded))
     splits = {"train": pairs[: len(train)], "test": pairs[len(train) :]}
-    reported = {"shifted": encoded.shifted, "shared_prompts": len(rules.shared_texts), "noun": noun}
-    kept, report = fit(splits, settings, context=context, log=log, **reported)
+    kept, lengths = fit(
+        splits,
+        settings,
+        context=context,
+        log=log,
+        shifted=encoded.shifted,
+        shared_prompts=len(rules.shared_texts),
+        noun=noun,
+    )
     path, checksum = Path(source), preferences.checksum()
     facts = {
         "source": path.resolve().name if path.exists() else source,  # no path of this machine
@@ -178,9 +184,9 @@ def tokenise(
         "trajectories": preferences.trajectories,
         "contradictory": rules.summary(),
         "token_ids": encoded.summary(),
-        "lengths": report.summary(),
+        "lengths": lengths,
     }
-    return TokenPairs(kept["train"], kept["test"], source, checksum, preferences.card, report, encoded, facts)
+    return TokenPairs(kept["train"], kept["test"], source, checksum, preferences.card, encoded, facts)
 
 
 def _kinds(rows: Sequence[CheckedRow]) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""What a step is worth, as a process reward model says: the one place where such a model is opened.
+"""Values of steps by a process reward model: the one place in which such a model is opened.
 
 The model is a causal language model, so any one can be trained, with adapters or whole, and its folder is loaded by
-whatever loads policies. Behind the last token of a step it says one of two tokens; the value is the probability of the
-first, given that it is one of them (Math-Shepherd, arXiv:2312.08935). `prm.json` names the tokens.
+whatever loads policies. After the last token of a step it predicts one of two tokens; the value is the probability of
+the first, given that it is one of them (Math-Shepherd, arXiv:2312.08935). `prm.json` names the tokens.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class ProcessRewardModel:
         except Exception as error:
             raise LLMError(f"{self.name}: {type(error).__name__}", quoting=error, cause="engine") from error
         if not all(map(math.isfinite, values)):
-            raise LLMError(f"{self.name} says {values}, which are no values; train it again", cause="not_finite")
+            raise LLMError(f"{self.name} returned non-finite values ({values}); retrain it", cause="not_finite")
         return values
 
     async def aclose(self) -> None:
         self.model = None
 
     def _rows(self, steps: Sequence[tuple[Prompt, Completion]]) -> list[tuple[int, ...]]:
-        """Return the token ids of each step behind its prompt, as they were in training."""
+        """Return the token ids of each step after its prompt, as in training."""
         checked = []
         for prompt, done in steps:
             end = step_end({"text": done.text, "stop": prompt.stop, "finish_reason": done.finish_reason})
@@ -129,7 +129,7 @@ def padded(rows: Sequence[Sequence[int]]) -> Any:
 
 
 def log_odds(model: Any, input_ids: Any, attention_mask: Any, token_ids: tuple[int, int]) -> Any:
-    """Return `[R]` log-odds of the first token against the second, behind the last token of rows as from `padded`."""
+    """Return `[R]` log-odds of the first token against the second, after the last token of rows as from `padded`."""
     import torch
 
     ends, place = torch.unique(attention_mask.sum(1) - 1, return_inverse=True)

@@ -41,7 +41,7 @@ _COLUMNS = (
 )
 GOOD = 0.5  # SPRE from which on a step is called good
 BINS = 10
-_MARGIN = 0.01  # siblings whose SPRE differs by less are not compared, as in pairs
+_MARGIN = 0.01  # siblings with a smaller difference of SPRE are not compared, as in pairs
 _PRINTED = ("auc", "sibling_auc", "brier", "ece")
 
 
@@ -165,7 +165,7 @@ def measures(
     Args:
         question: number of the question of each step.
         state: number, within the question, of the state in which it was taken.
-        predicted: what the model says, in [0, 1].
+        predicted: value of the model, in [0, 1].
         spre: what it should say.
         usual: mean SPRE in training, the prediction of a model that knows nothing.
 

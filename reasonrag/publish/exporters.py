@@ -84,7 +84,7 @@ def output(out: Path, marker: str, *names: str) -> Iterator[dict[str, int]]:
 
     Args:
         out: a new folder, or one with `marker`, which is written first. RunError if it holds other files or is in use.
-        marker: name of the file that says which exporter owns the folder.
+        marker: name of the file that names the folder's exporter.
         names: patterns of all other files that will be written.
     """
     begun = [path.name for path in out.glob(f".{marker}.*")]

@@ -80,7 +80,7 @@ def identity_of(stage: str, settings: TrainSettings, *, content: str, model: str
 
     Args:
         stage: dpo, sft or rl.
-        settings: those that cannot change the result are left out.
+        settings: settings that cannot change the result are left out.
         content: checksum of the data.
         model: checksum of the model to start from.
     """
@@ -172,7 +172,7 @@ def last_checkpoint(out: Path, log: Callable[[str], None] | None = None) -> Path
     """Return the latest complete checkpoint, or None.
 
     A checkpoint whose writing was interrupted has no marker, and one that lost data since (a full disk, a power cut)
-    has files of other sizes than the marker says: both are ignored. With a `log`, checksums are compared too, and it
+    has files of other sizes than in the marker: both are ignored. With a `log`, checksums are compared too, and it
     receives a line about each checkpoint that is damaged.
     """
     for checkpoint in reversed(_checkpoints(out)):
@@ -184,7 +184,7 @@ def last_checkpoint(out: Path, log: Callable[[str], None] | None = None) -> Path
 
 
 def checkpoint_problem(checkpoint: Path, *, fully: bool = True) -> str:
-    """Say what is wrong with a checkpoint: no marker, or a file that changed; "" if nothing is.
+    """Return the problem of a checkpoint: no marker, or a file that changed; "" if it is complete.
 
     Files are compared by size and, if `fully`, by checksum.
     """
@@ -230,7 +230,7 @@ def _checkpoints(out: Path) -> list[Path]:
 def without_places(value: Any) -> Any:
     """Return the same tree with every text stripped of where on a machine or in a network something is.
 
-    An absolute, home or relative path is shortened to its last name, also behind a scheme; a URL to its scheme.
+    An absolute, home or relative path is shortened to its last name, also after a scheme; a URL to its scheme.
 
     >>> without_places({"judge": {"spec": "http://10.0.0.1:8000/v1"}, "url": ["https://corpus.example"]})
     {'judge': {'spec': 'http://…'}, 'url': ['https://…']}

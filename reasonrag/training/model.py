@@ -117,7 +117,7 @@ def open_source(settings: TrainSettings) -> ModelSource:
 
 
 def tokenizer_path(path: str, base: str) -> str:
-    """Return where the tokenizer of a model is: beside its adapter, or with the model below that."""
+    """Return the path of a model's tokenizer: that of its adapter, or of the model below that."""
     return path if path == base or (Path(path) / "tokenizer_config.json").is_file() else base
 
 
@@ -155,7 +155,7 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
         **(settings.trainer.get(MODEL_INIT) or {}),
     }
     if not uses_gpu(settings):
-        # All weights: their gradients and AdamW's two means beside them. An adapter's are small.
+        # All weights, their gradients and AdamW's two means. An adapter's are small.
         copies = 4 if settings.method == "full" else 1
         require_memory(
             source.base,
@@ -176,7 +176,7 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
 
 
 def step_memory(model: Any, tokens: int, *, checkpointing: bool) -> float:
-    """Return about how many bytes a training step takes beside the weights: optimizer, gradients and activations.
+    """Return about how many bytes a training step takes besides the weights: optimizer, gradients and activations.
 
     Those of a layer were measured on Llama's, with and without adapters. The head is not counted.
     """

@@ -1,4 +1,4 @@
-"""What every trainer does beside TRL: complete checkpoints, no step on NaN, stops by signal, and cheaper steps.
+"""Additions to TRL's trainers: complete checkpoints, no step on NaN, stops by signal, and cheaper steps.
 
 `GuardedTrainer` stands before a TRL trainer. On a CPU, `score_labels_only` and `StepsByLength` make an optimizer step
 cost less and compute the same: scored tokens alone, shared prompts once, rows of like length together.

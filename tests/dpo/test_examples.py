@@ -230,7 +230,7 @@ def test_a_limit_samples_questions_of_both_splits(run, chat):
     assert set(questions(some.train)) < set(questions(whole.train))
     one = opened(run, chat, limit=1)
     assert len(set(questions(one.test))) == 1 < len(set(questions(whole.test)))
-    assert one.report.pairs["test"] == len(one.test), "what is left out is not evaluated either"
+    assert one.facts["lengths"]["pairs"]["test"] == len(one.test), "what is left out is not evaluated either"
     assert some.checksum == whole.checksum
     assert opened(run, chat, limit=10, seed=3).train == some.train
     assert opened(run, chat, limit=10, seed=4).train != some.train
@@ -262,7 +262,7 @@ def test_a_long_prompt_is_left_out_whole_below_that_share(tmp_path, chat):
     path = jsonl(tmp_path / "a.jsonl", *[step(n) for n in range(9)], long(9))
     found = opened(path, chat, context=512, max_dropped=0.1)
     assert questions(found.train) == [str(n) for n in range(9)]
-    assert found.report.left_out["train"] == {1: 1}
+    assert found.facts["lengths"]["left_out"]["train"] == {"1": 1}
     assert found.train == opened(jsonl(tmp_path / "b.jsonl", *[step(n) for n in range(9)]), chat).train
 
 
@@ -419,4 +419,4 @@ def test_equal_ids_of_two_data_sets_are_two_questions(tmp_path, chat):
 def test_a_prompt_in_both_splits_of_rows_without_ids_is_reported(tmp_path, chat):
     foreign(tmp_path / "train.parquet", plain(1), plain(2))
     foreign(tmp_path / "test.parquet", plain(2), plain(3))
-    assert opened(tmp_path, chat).report.shared_prompts == 1
+    assert opened(tmp_path, chat).facts["lengths"]["shared_prompts"] == 1

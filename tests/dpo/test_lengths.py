@@ -29,7 +29,7 @@ def test_the_longest_sequence_of_a_pair_is_what_counts():
 
 def test_without_a_setting_the_longest_pair_is_the_limit():
     kept, report = fitted([pair(10), pair(30)], [pair(40)], context=100)
-    assert (report.max_length, report.limited_by) == (42, "data")
+    assert (report["max_length"], report["limited_by"]) == (42, "data")
     assert (len(kept["train"]), len(kept["test"])) == (2, 1)
 
 
@@ -39,7 +39,7 @@ def test_without_a_setting_the_longest_pair_is_the_limit():
 )
 def test_the_models_context_is_never_exceeded(max_length, context, used):
     _, report = fitted([pair(8), pair(30)], max_length=max_length, context=context, max_dropped=0.5)
-    assert (report.max_length, report.limited_by) == used
+    assert (report["max_length"], report["limited_by"]) == used
 
 
 @pytest.mark.fault(
@@ -47,12 +47,14 @@ def test_the_models_context_is_never_exceeded(max_length, context, used):
 )
 def test_long_pairs_are_left_out_whole_and_counted_by_split_and_depth(figure):
     short, deep = pair(10), pair(90, depth=3)
-    kept, report = fitted([short, deep, pair(91), short], [short, deep], max_length=20, max_dropped=0.5)
-    figure(report.lines()[-2])
+    lines: list[str] = []
+    train = [short, deep, pair(91), short]
+    kept, report = fitted(train, [short, deep], max_length=20, max_dropped=0.5, log=lines.append)
+    figure(lines[-2])
     assert kept == {"train": [short, short], "test": [short]}
-    assert report.left_out == {"train": {0: 1, 3: 1}, "test": {3: 1}}
-    assert (report.share("train"), report.share("test")) == (0.5, 0.5)
-    assert "2 of 4 train pairs left out as too long (50.0%: 1 at depth 0, 1 at depth 3)" in report.lines()
+    assert report["left_out"] == {"train": {"0": 1, "3": 1}, "test": {"3": 1}}
+    assert report["share_left_out"] == {"train": 0.5, "test": 0.5}
+    assert "2 of 4 train pairs left out as too long (50.0%: 1 at depth 0, 1 at depth 3)" in lines
 
 
 def test_too_many_in_any_split_are_refused_with_what_to_do():
@@ -86,18 +88,18 @@ def test_nothing_left_to_train_on_is_refused_whatever_may_be_dropped():
 
 def test_quantiles_are_lengths_that_occur_before_anything_is_left_out():
     _, report = fitted([pair(n, chosen=3, rejected=2) for n in range(1, 101)], max_length=50, max_dropped=1.0)
-    assert report.quantiles["prompt"] == {"min": 1, "50 %": 50, "90 %": 90, "99 %": 99, "max": 100}
-    assert report.quantiles["total"]["max"] == 103
-    assert (report.quantiles["chosen"]["max"], report.quantiles["rejected"]["min"]) == (3, 2)
+    assert report["tokens"]["prompt"] == {"min": 1, "50 %": 50, "90 %": 90, "99 %": 99, "max": 100}
+    assert report["tokens"]["total"]["max"] == 103
+    assert (report["tokens"]["chosen"]["max"], report["tokens"]["rejected"]["min"]) == (3, 2)
 
 
-def test_the_summary_is_json_and_says_what_the_lines_say():
-    _, report = fitted([pair(10), pair(30)], max_length=20, max_dropped=0.5, shifted=2, shared_prompts=1)
-    summary = json.loads(json.dumps(report.summary()))
-    assert summary["left_out"] == {"train": {"0": 1}, "test": {}}
-    assert summary["share_left_out"] == {"train": 0.5, "test": 0.0}
-    assert (summary["max_length"], summary["limited_by"], summary["shifted"]) == (20, "setting", 2)
-    text = "\n".join(report.lines())
+def test_the_report_is_json_and_has_what_the_lines_have():
+    lines: list[str] = []
+    reported = {"shifted": 2, "shared_prompts": 1, "log": lines.append}
+    _, report = fitted([pair(10), pair(30)], max_length=20, max_dropped=0.5, **reported)
+    assert json.loads(json.dumps(report)) == report
+    assert (report["max_length"], report["limited_by"], report["shifted"]) == (20, "setting", 2)
+    text = "\n".join(lines)
     assert "max_length 20 (as set); nothing is cut" in text
     assert "2 pairs: the tokens of the prompt merge" in text
     assert "1 prompts are in both splits" in text

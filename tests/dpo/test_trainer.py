@@ -38,7 +38,7 @@ def one_thread():
 
 
 def examples(pairs, test=()):
-    return TokenPairs(list(pairs), list(test), "toy", "c", None, None, Encoded(), {})
+    return TokenPairs(list(pairs), list(test), "toy", "c", None, Encoded(), {})
 
 
 def rows_of(pairs, **settings):
