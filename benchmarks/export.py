@@ -25,9 +25,9 @@ from benchmarks.table import Table, options
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.types import Question
 from reasonrag.formats import ReasonRAGFormat
-from reasonrag.pipeline.build import Build, tree_rows
-from reasonrag.pipeline.pair_tables import export_pairs
+from reasonrag.pipeline.build import Build
 from reasonrag.pipeline.parts import Parts
+from reasonrag.pipeline.tables import export_pairs, tree_rows
 from reasonrag.report import write_report
 from reasonrag.report.stats import stats
 from reasonrag.storage.parquet import Row, pack
@@ -79,7 +79,7 @@ def opening(folder: Path, count: int) -> None:
     """Open the finished run, as the same `build-tree` command does, and find nothing left to build."""
     config, given = opened(count)
     with RunFolder.open(folder, config, given.content) as run:
-        asyncio.run(Build(config, given, run).trees())
+        assert not Build(config, given, run).unfinished()
 
 
 def export(folder: Path, count: int) -> None:

@@ -37,7 +37,7 @@ from reasonrag.core.types import Completion, Message, Prompt, Question, Span
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.mcts import TreeSearch
-from reasonrag.pipeline.admission import work_through
+from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator
 
@@ -142,11 +142,11 @@ async def explore(engine: Any, questions: list[Question], iterations: int) -> tu
     evaluator = RolloutEvaluator(rollouts, k=config.value.rollouts, alpha=config.value.alpha)
     search = TreeSearch(rollouts, evaluator, config.search, seed=0)
 
-    async def work(question: Question) -> None:
+    async def work(place: int, question: Question, count: Count) -> None:
         await search.run(question)
 
     started = time.perf_counter()
-    await work_through(questions, work, [played.slots])
+    await work_through(questions, work, [played.slots], Progress(len(questions)))
     return time.perf_counter() - started, played
 
 

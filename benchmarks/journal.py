@@ -25,7 +25,7 @@ from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import TreeSearch
-from reasonrag.pipeline.build import tree_rows
+from reasonrag.pipeline.tables import tree_rows
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator
 from reasonrag.storage.journal import Journal

@@ -10,7 +10,9 @@ warm-up. `--questions 20000 --warm-up 2000` takes about 10 minutes, with `--iter
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -18,31 +20,35 @@ import numpy as np
 from benchmarks.process import memory_bytes
 from benchmarks.stub import StubPolicy, parts, questions
 from benchmarks.table import Table, options
-from reasonrag.core.config import load_config
+from reasonrag.core.config import Config, load_config
 from reasonrag.formats import ReasonRAGFormat
-from reasonrag.pipeline.build import Build
-from reasonrag.storage.runs import RunFolder
+from reasonrag.pipeline.build import Build, build_trees
+from reasonrag.pipeline.parts import Parts
 
 
 def anonymous_mb() -> float:
     return memory_bytes("RssAnon") / 1e6
 
 
-async def watched(build: Build) -> list[tuple[int, float]]:
+def watched(config: Config, out: Path, given: Parts) -> list[tuple[int, float]]:
     """Build the trees; return how many had finished and the memory in MB, read about a hundred times."""
     seen: list[tuple[int, float]] = []
 
-    async def watch() -> None:
+    async def watch(build: Build) -> None:
         while True:
             if build.progress.done >= (seen[-1][0] if seen else 0) + build.progress.total / 100:
                 seen.append((build.progress.done, anonymous_mb()))
             await asyncio.sleep(0.01)
 
-    watching = asyncio.create_task(watch())
-    try:
-        await build.trees()
-    finally:
-        watching.cancel()
+    @contextlib.asynccontextmanager
+    async def watching(build: Build) -> AsyncIterator[None]:
+        task = asyncio.create_task(watch(build))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    build_trees(config, out, parts=given, show=watching)
     return seen
 
 
@@ -57,8 +63,8 @@ def main() -> None:
     policy = StubPolicy()
     given_parts = parts(questions(given.questions), ReasonRAGFormat(), policy)
     before = anonymous_mb()
-    with tempfile.TemporaryDirectory() as place, RunFolder.open(Path(place) / "run", config, {}) as run:
-        seen = asyncio.run(watched(Build(config, given_parts, run)))
+    with tempfile.TemporaryDirectory() as place:
+        seen = watched(config, Path(place) / "run", given_parts)
     finished, memory = np.array([reading for reading in seen if reading[0] >= given.warm_up]).T
     slope, _ = np.polyfit(finished, memory, 1)
     table.row("per 1,000 finished questions", 1000 * slope, "MB", limit="<= 1")

@@ -11,22 +11,22 @@ other threads, measured by their own clocks, are those that write the journal an
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from statistics import median
 from types import FrameType
 
 from benchmarks.stub import StubPolicy, parts, questions, server
 from benchmarks.table import Table, options
-from reasonrag.core import event_loop
 from reasonrag.core.config import load_config
 from reasonrag.formats import ReasonRAGFormat
-from reasonrag.pipeline.build import Build
+from reasonrag.pipeline.build import Build, build_trees
 from reasonrag.pipeline.models import open_llm
-from reasonrag.storage.runs import RunFolder
 from reasonrag.training.model import model_path
 
 ENCODED = "over HTTP, prompts encoded here"
@@ -62,16 +62,22 @@ def build(kind: str, count: int, url: str, shares: Shares | None = None) -> tupl
         count = max(count // 4, 1)
     config = load_config(overrides=overrides)
     policy = open_llm(config.policy, "policy") if overrides else StubPolicy(ids="ids" in kind)
-    with tempfile.TemporaryDirectory() as folder, RunFolder.open(Path(folder) / "run", config, {}) as run:
-        built = Build(config, parts(questions(count), ReasonRAGFormat(), policy), run)
+    figures: list[tuple[float, int]] = []
+
+    @contextlib.asynccontextmanager
+    async def measured(build: Build) -> AsyncIterator[None]:
         if shares is not None:
             shares.start()
         before = time.process_time()
-        event_loop.run(built.run())
-        spent = time.process_time() - before
+        yield
+        figures.append((time.process_time() - before, build.progress.usage.calls))
         if shares is not None:
             shares.stop()
-        calls = built.progress.usage.calls
+
+    with tempfile.TemporaryDirectory() as folder:
+        given = parts(questions(count), ReasonRAGFormat(), policy)
+        build_trees(config, Path(folder) / "run", parts=given, show=measured)
+        ((spent, calls),) = figures
         size = sum(file.stat().st_size for file in Path(folder).rglob("journal.sqlite*"))
         return spent / calls * 1e3, size / calls
 

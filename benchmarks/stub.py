@@ -15,11 +15,15 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from reasonrag.core.config import Config
 from reasonrag.core.types import Completion, Passage, Prompt, Question
 from reasonrag.llm.base import Sampling
+from reasonrag.pipeline.build import Build, build_trees
 from reasonrag.pipeline.parts import Parts
 
 PROMPT_TOKENS, REPLY_TOKENS = 700, 60
@@ -86,6 +90,19 @@ class StubRetriever:
 
 def parts(asked: list[Question], format: object, policy: object, judge: object = None) -> Parts:
     return Parts(asked, StubRetriever(), format, policy, judge, {})
+
+
+def built(config: Config, out: Path, given: Parts) -> tuple[Build, dict[str, Any]]:
+    """Build trees; return the build and the content of `run.json`."""
+    builds: list[Build] = []
+
+    @contextlib.asynccontextmanager
+    async def note(build: Build) -> AsyncIterator[None]:
+        builds.append(build)
+        yield
+
+    summary = build_trees(config, out, parts=given, show=note)
+    return builds[0], summary
 
 
 @contextlib.contextmanager

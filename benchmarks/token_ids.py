@@ -32,9 +32,9 @@ from reasonrag.formats.tool_calls import ToolCallsFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.transcript import Transcript, transcripts
-from reasonrag.pipeline.build import Build
-from reasonrag.pipeline.pair_tables import export_pairs
+from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import Parts
+from reasonrag.pipeline.tables import export_pairs
 from reasonrag.rollout import Engine
 from reasonrag.storage.runs import RunFolder
 from reasonrag.training.settings import DPOSettings, PairSettings, SFTSettings
@@ -82,6 +82,9 @@ class Recorded(TransformersLLM):
 
     def __init__(self, folder: Path, chat_template: str | None = None) -> None:
         super().__init__(str(folder), device="cpu", chat_template=chat_template)
+
+    async def aclose(self) -> None:
+        """Stay open: `build_trees` closes its parts, and this policy is used again."""
         self.seen: Scored = set()
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
@@ -113,10 +116,7 @@ def score(policy: Recorded, format: Format, run: Path, *, questions: int, sampli
     sampled_with = {"policy.max_tokens": sampling.max_tokens, "policy.temperature": sampling.temperature}
     config = load_config(overrides=overrides | sampled_with)
     content = {"policy": policy.name}
-    with RunFolder.open(run, config, content) as opened:
-        build = Build(config, Parts(asked, ToyRetriever(), format, policy, None, content), opened)
-        asyncio.run(build.trees())
-        build.export()
+    build_trees(config, run, parts=Parts(asked, ToyRetriever(), format, policy, None, content))
     whole = config.model_copy(update={"pairs": config.pairs.model_copy(update={"level": "trajectory"})})
     export_pairs(run, whole, policy=policy.name, config_hash="", out=run / "whole")
     engine = Engine(policy, ToyRetriever(), format, max_steps=steps, top_k=1, sampling=sampling)
@@ -213,7 +213,7 @@ def main() -> None:
                 found = score(
                     policy, format, Path(temporary, name, shape.__name__), questions=given.questions, sampling=sampling
                 )
-                asyncio.run(policy.aclose())
+                asyncio.run(TransformersLLM.aclose(policy))
                 title = f"{name}, {format.name}"
                 table.row(f"{title}: steps sampled", len(found.sampled))
                 ended = sum(

@@ -29,8 +29,8 @@ from reasonrag.dpo.pairs import derive_pairs
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Sampling, caller
 from reasonrag.mcts import Tree, TreeSearch
-from reasonrag.pipeline.admission import work_through
-from reasonrag.pipeline.build import tree_rows
+from reasonrag.pipeline.tables import tree_rows
+from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator
 
@@ -101,18 +101,18 @@ async def build(questions: int, slots: int, lag: int, *, count_pairs: bool = Tru
     digests: dict[str, str] = {}
     pairs: Counter[str] = Counter()
 
-    async def work(question: Question) -> None:
+    async def work(place: int, question: Question, count: Count) -> None:
         tree = await search.run(question)
         digests[question.id] = digest(tree)
         if count_pairs:
             rows = tree_rows(tree, engine.format, alpha=value.alpha)
             pairs[question.id] += sum(1 for _ in derive_pairs(rows, policy="", config_hash="", alpha=value.alpha))
 
-    asked = (
+    asked = [
         Question(str(number), f"Who directed film number {number}?", ("somebody",), "bench")
         for number in range(questions)
-    )
-    await work_through(asked, work, [llm.slots])
+    ]
+    await work_through(asked, work, [llm.slots], Progress(questions))
     makespan_s = asyncio.get_running_loop().time()
     trees = hashlib.blake2b(repr(sorted(digests.items())).encode(), digest_size=4).hexdigest()
     calls = len(llm.service_s) / questions

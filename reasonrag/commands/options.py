@@ -221,19 +221,6 @@ SHARD = click.option(
     help="Do only part I, counted from 0, of S parts of the work, beside other machines that see --out. The last part "
     "to finish puts them together.",
 )
-RAY = together(
-    click.option(
-        "--ray",
-        metavar="ADDRESS",
-        help="Do all parts as tasks of a Ray cluster whose nodes see --out: auto is the one of this machine, local "
-        "starts Ray here.",
-    ),
-    click.option(
-        "--shards",
-        type=click.IntRange(2),
-        help="How many parts --ray does (default: the square root of the number of questions).",
-    ),
-)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 RULES = click.option(
     "--rules",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reasonrag.core.config import Config
     from reasonrag.online_rl.reference_plans import Made
     from reasonrag.online_rl.settings import PlanSettings, RLSettings
-    from reasonrag.pipeline.progress import Progress
+    from reasonrag.pipeline.work import Progress
 
 _SEARCH = ("retrieval.corpus", "retrieval.index", "retrieval.url")
 _BATCH = ("rollout.questions_per_step", "rollout.group_size", "per_device_train_batch_size")
@@ -140,9 +140,9 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.formats import PromptSet
     from reasonrag.llm.journaled import JournaledLLM
     from reasonrag.online_rl.reference_plans import NO_CORRECT, NO_SEARCH, make_plans, save_plans
+    from reasonrag.pipeline.models import as_served
     from reasonrag.pipeline.parts import Parts, check, judge_service, open_engine, open_parts
-    from reasonrag.pipeline.progress import Progress
-    from reasonrag.pipeline.served import as_served
+    from reasonrag.pipeline.work import Progress
     from reasonrag.retrieval.batched import BatchedRetriever
     from reasonrag.storage.files import lock
     from reasonrag.storage.journal import Journal

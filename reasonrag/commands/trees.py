@@ -12,7 +12,6 @@ import click
 from reasonrag.commands.options import (
     DRY_RUN,
     PATH,
-    RAY,
     SHARD,
     command,
     configuration,
@@ -48,7 +47,6 @@ _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pai
     settings("Config", "search.selection", "value.alpha", *_PAIRS, "choice.prm", "choice.candidates"),
     settings("Config", "run", "policy.input_price", "policy.output_price"),
     SHARD,
-    RAY,
 )
 @configuration("Config")
 @out(
@@ -60,8 +58,6 @@ _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pai
 def build_tree(
     out: Path | None,
     shard: Shard,
-    ray: str | None,
-    shards: int | None,
     dry_run: bool,
     preview: bool,
     **given: Any,
@@ -87,12 +83,10 @@ def build_tree(
     from reasonrag.core.config import load_config
     from reasonrag.core.settings import dump
     from reasonrag.pipeline.build import estimate
-    from reasonrag.pipeline.served import as_served
+    from reasonrag.pipeline.models import as_served
 
-    if (shard != WHOLE or ray) and out is None:
-        raise click.UsageError("--shard and --ray need --out, the folder in which all shards meet")
-    if (shard != WHOLE and ray) or (shards and not ray):
-        raise click.UsageError("--shard does one part by hand; --ray does all, as many as --shards says")
+    if shard != WHOLE and out is None:
+        raise click.UsageError("--shard needs --out, the folder in which all shards meet")
     config = load_config(**sources(given))
     log_plainly()
     if dry_run:
@@ -105,10 +99,6 @@ def build_tree(
         if preview:
             _preview(config, out, stop)
         else:
-            if ray and out:
-                from reasonrag.pipeline.cluster import build_on_ray
-
-                sys.exit(_print(build_on_ray(config, out, ray, shards=shards, show=stop.show), config, out, stop))
             sys.exit(_build(config, out, shard, stop))
     except Interrupted:
         is_kept = out is not None or not preview
@@ -159,8 +149,8 @@ def _preview(config: Config, out: Path | None, stop: Stop) -> None:
 
 
 async def _print_first_tree(build: Build, console: Console, stop: Stop) -> None:
-    from reasonrag.pipeline.build import tree_rows
     from reasonrag.pipeline.parts import check
+    from reasonrag.pipeline.tables import tree_rows
     from reasonrag.report.terminal import drawing
     from reasonrag.report.trees import QuestionTree
 
@@ -200,7 +190,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
       reasonrag pairs runs/hotpot --alpha 1 --out runs/hotpot-alpha1
     """
     from reasonrag.core.settings import dump
-    from reasonrag.pipeline.pair_tables import export_pairs
+    from reasonrag.pipeline.tables import export_pairs
     from reasonrag.storage.files import write_json, write_text
     from reasonrag.storage.folder import Folder
     from reasonrag.storage.runs import RunFolder, read_run

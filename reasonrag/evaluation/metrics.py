@@ -11,7 +11,7 @@ from reasonrag.core.text import Rules, cover_match, exact_match, one_line, token
 from reasonrag.core.types import Malformed, Question, Search, Step, StopReason, Trajectory
 from reasonrag.evaluation.judged import NOT_JUDGED, StepCounts, Verdicts
 from reasonrag.formats.base import Reading
-from reasonrag.pipeline.build import label
+from reasonrag.pipeline.tables import label
 from reasonrag.storage.parquet import Row
 from reasonrag.storage.tables import trajectory_schema
 

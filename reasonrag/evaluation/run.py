@@ -20,7 +20,7 @@ import contextlib
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -41,9 +41,7 @@ from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
 from reasonrag.formats import Format, PromptSet, open_format
 from reasonrag.llm.base import LLM, Caller, StepScorer, caller
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.pipeline.admission import work_through
-from reasonrag.pipeline.build import count_calls
-from reasonrag.pipeline.models import check_llm, commits, open_llm
+from reasonrag.pipeline.models import as_served, check_llm, commits, open_llm
 from reasonrag.pipeline.parts import (
     Parts,
     check,
@@ -52,10 +50,9 @@ from reasonrag.pipeline.parts import (
     open_questions,
     open_retriever,
     open_step_scorer,
-    set_aside,
 )
-from reasonrag.pipeline.progress import Progress
-from reasonrag.pipeline.served import as_served
+from reasonrag.pipeline.tables import count_calls
+from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
@@ -321,25 +318,32 @@ class Evaluation:
         waiting: dict[int, Row | None] = {}
         next_index = 0
 
-        def remaining() -> Iterator[tuple[int, Question]]:
-            for index, question in enumerate(self.questions):
-                if self._draining or len(outcome.failures) > config.run.max_failed * len(self.questions):
-                    return
-                yield index, question
-
-        async def work(item: tuple[int, Question]) -> None:
+        def keep(index: int, row: Row | None) -> None:
             nonlocal next_index
-            index, question = item
-            try:
-                waiting[index] = await self._attempt(index, question, config, engine, examiner, outcome)
-            except Interrupted:
-                return
+            waiting[index] = row
             while next_index in waiting:
-                if row := waiting.pop(next_index):
-                    shards.add(row)
+                if ready := waiting.pop(next_index):
+                    shards.add(ready)
                 next_index += 1
 
-        await work_through(remaining(), work, engines, stall_s=config.stall_s)
+        async def attempt(index: int, question: Question, count: Count) -> None:
+            keep(index, await self._attempt(index, question, config, engine, examiner, outcome, count))
+
+        async def keep_failure(index: int, question: Question, cause: str, error: Exception) -> None:
+            outcome.failures[index] = cause
+            keep(index, None)
+
+        await work_through(
+            self.questions,
+            attempt,
+            engines,
+            self.progress,
+            failed=keep_failure,
+            planned=_most_steps(config),
+            most_failed=config.run.max_failed * len(self.questions),
+            stopped=lambda: self._draining,
+            stall_s=config.stall_s,
+        )
         tried = len(outcome.failures) + outcome.ends.total()
         if self._draining and tried < len(self.questions):
             raise Interrupted("the evaluation was stopped; everything paid for is kept")
@@ -357,41 +361,25 @@ class Evaluation:
         engine: Engine,
         examiner: Examiner | None,
         outcome: Outcome,
-    ) -> Row | None:
-        """Attempt one question and count it in `outcome`; return its row, or None if it failed."""
+        count: Count,
+    ) -> Row:
+        """Attempt one question and count it in `outcome`; return its row."""
         seed = derive_seed(config.seed, question.dataset, question.id)
         caller.set(Caller(f"{question.dataset}/{question.id}"))
-        left = _most_steps(config)
-
-        def count() -> None:
-            nonlocal left
-            left -= 1
-            self.progress.iterations += 1
-
-        try:
-            choice = config.choice
-            seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, choice.best_of))]
-            attempts = await engine.run([Trajectory(question)] * choice.best_of, seeds=seeds, completed=count)
-            trajectory = await choose(attempts, choice.rule, self._scorer)
-            reading = engine.format.read(trajectory)
-            verdicts = NOT_JUDGED
-            if examiner is not None:
-                verdicts = await examiner.examine(trajectory, reading, outcome.asked)
-        except (Interrupted, RunError):
-            left = 0  # these are still to be done
-            raise
-        except Exception as error:
-            outcome.failures[index] = set_aside(question, error, self.progress)
-            return None
-        finally:
-            self.progress.planned -= left  # most attempts end before they have to
+        choice = config.choice
+        seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, choice.best_of))]
+        attempts = await engine.run([Trajectory(question)] * choice.best_of, seeds=seeds, completed=lambda: count(0))
+        trajectory = await choose(attempts, choice.rule, self._scorer)
+        reading = engine.format.read(trajectory)
+        verdicts = NOT_JUDGED
+        if examiner is not None:
+            verdicts = await examiner.examine(trajectory, reading, outcome.asked)
         attempt = Attempt(trajectory, reading, verdicts, self.rules)
         values = outcome.values[index] = attempt_values(attempt)
         outcome.verdicts[index] = verdicts
         outcome.ends[str(trajectory.stop_reason)] += 1
         if not reading.well_formed:
             outcome.out_of_form[reading.reason] += 1
-        self.progress.done += 1
         return trajectory_row(attempt, values)
 
 

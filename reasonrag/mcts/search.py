@@ -9,12 +9,13 @@ values the nodes: SPRE by rollouts or a judge.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from reasonrag.core.config import SearchConfig
 from reasonrag.core.types import Question, Step, Trajectory
@@ -27,7 +28,7 @@ class Origin(StrEnum):
 
     ROOT = "root"
     EXPANSION = "expansion"
-    RECORDED = "recorded"  # a step that somebody else's agent took
+    RECORDED = "recorded"  # a step of a recorded agent
     ROLLOUT = "rollout"  # a step of a completion made to value a node above it (Eq. 1): paid for, so kept
 
 
@@ -69,12 +70,19 @@ class Node:
         """Q(s): the mean of the values backed up through this node; None while there is none."""
         return self.value_sum / self.valued if self.valued else None
 
+    def back_up(self, value: float | None) -> None:
+        """Add a value to a visit that was counted before; None leaves the mean as it is."""
+        if value is not None:
+            self.valued += 1
+            self.value_sum += value
+
 
 class Tree:
-    """Nodes by id, in the order of their creation; node 0 is the root."""
+    """Nodes by id, in the order of their creation; node 0 is the root. `verdicts` counts the calls of its judge."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
+        self.verdicts = 0
         self.nodes = [Node(0, None, Trajectory(question), Origin.ROOT)]
 
     @property
@@ -166,32 +174,20 @@ class Evaluator(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Iteration:
-    """An iteration in flight: the node that it selected, and the task that makes and values the node below it.
-
-    There is no task if the node has ended and keeps its value. `expands` says whether a child is being made.
-    """
-
-    selected: Node
-    expands: bool
-    task: asyncio.Task[tuple[Trajectory, Evaluation]] | None
-
-
 class TreeSearch:
     """Builds one tree per question, within a budget of iterations and of calls.
 
     `lag`: iteration j selects when at most `lag` iterations before it are in flight, and sees exactly the backups of
-    the others. Those in flight count as visits without a value on the nodes they passed (virtual visits; Chaslot et al.
-    2008, "Parallel Monte-Carlo Tree Search"), and hold the places of the children they make. They are completed in the
-    order in which they began, and an iteration that finds no place waits for the next of them, so that the tree does
-    not depend on time. 0 is the search of the paper.
+    the others. Iterations in flight count as visits without a value on the nodes they passed (virtual visits; Chaslot
+    et al. 2008, "Parallel Monte-Carlo Tree Search"), and hold the places of the children they make. They are completed
+    in the order in which they began, and an iteration that finds no place waits for the next of them, so that the tree
+    does not depend on time. 0 is the search of the paper.
 
     `max_calls`: no iteration begins once the tree has cost so many calls. These are its nodes except the root (each is
-    a step that the policy was asked for, once for each candidate, those of rollouts too) and its judge's verdicts, a
-    retried one counted once; replies from a journal count like new ones. An iteration in flight counts as the mean of
-    those before it, and those that have begun are completed: with a judge a tree costs at most
-    `max_calls + 1 + 2 * lag`, with k rollouts of at most T steps `max_calls + (k * (T - 1) + 1) * (lag + 1) - 1`.
+    a step of the policy, once for each candidate, also in rollouts) and its judge's verdicts, a retried one counted
+    once; replies from a journal count like new ones. An iteration in flight counts as the mean of those before it, and
+    iterations that have begun are completed: with a judge a tree costs at most `max_calls + 1 + 2 * lag`, with k
+    rollouts of at most T steps `max_calls + (k * (T - 1) + 1) * (lag + 1) - 1`.
 
     `recorded`: finished trajectories to begin a question's tree with. Each of their steps is branched, up to
     `max_children`, before the search goes its own way; they cost no call.
@@ -222,139 +218,140 @@ class TreeSearch:
             LLMError, RetrievalError: a backend gave up. The iterations in flight have ended then, and their calls are
                 in the journal, if there is one.
         """
-        search = _Search(self, question, watch)
+        # Data set and id: two merged data sets may both have a question "1".
+        seed = functools.partial(derive_seed, self.seed, question.dataset, question.id)
+        tree = Tree(question)
+        in_flight: deque[_Iteration] = deque()  # in the order in which they began
+        completed = 0
+        recorded = self.recorded(question)
+        for number, trajectory in enumerate(recorded):
+            evaluation = await self.evaluator.evaluate(trajectory, seed=seed("recorded", number, 0))
+            tree.verdicts += evaluation.calls
+            graft(tree, tree.root, trajectory, evaluation.value, Origin.RECORDED)
+            tree.root.visits += 1
+            tree.root.back_up(evaluation.value)
+
+        async def complete_oldest() -> None:
+            nonlocal completed
+            await self._complete(tree, in_flight[0])
+            in_flight.popleft()
+            completed += 1
+            watch(-1)
+
         try:
-            await search.run()
-        finally:
-            await search.end()
-        return search.tree
+            for _ in range(self.settings.iterations):
+                while len(in_flight) > self.settings.lag:
+                    await complete_oldest()
 
+                # Select: from the root down, by Eq. 5, to a node that has room for a child.
+                selected = None if self._is_spent(tree, in_flight, completed) else self._select(tree, recorded)
+                while selected is None and in_flight:  # an iteration in flight may make room
+                    await complete_oldest()
+                    selected = None if self._is_spent(tree, in_flight, completed) else self._select(tree, recorded)
+                if selected is None:
+                    break  # nothing is left to expand, or the calls are spent
 
-class _Search:
-    """The search of one question."""
+                # Expand it by a step of the policy and value the new node, in a task. A terminal node keeps its value.
+                # Trees with the fewest iterations behind them come first, or the last ones would end long after others.
+                caller.set(Caller(f"{question.dataset}/{question.id}", completed))
+                task = None
+                expands = self._has_room(selected)
+                if expands:
+                    place = len(selected.children) + selected.expected
+                    # The least id that the child can get. No other child in flight below `selected` has the same one,
+                    # and without a lag it is the id.
+                    child = len(tree.nodes) + sum(iteration.expands for iteration in in_flight)
+                    seeds = seed("expand", selected.id, place), seed("evaluate", child, 0)
+                    task = asyncio.create_task(self._expand(selected.trajectory, *seeds))
+                    selected.expected += 1
+                elif self.settings.rejudge_terminal:
+                    again = seed("evaluate", selected.id, selected.visits)
+                    task = asyncio.create_task(self._value(selected.trajectory, again))
 
-    def __init__(self, shared: TreeSearch, question: Question, watch: Callable[[int], object]) -> None:
-        self.engine = shared.engine
-        self.evaluator = shared.evaluator
-        self.settings = shared.settings
-        self.seed = shared.seed
-        self.tree = Tree(question)
-        self.verdicts = 0
-        self.completed = 0
-        self.watch = watch
-        self.in_flight: deque[_Iteration] = deque()
-        self.recorded = shared.recorded(question)
+                # Visit the path at once, without a value; `_complete` backs the value up (Eq. 7).
+                for node in tree.path_up(selected):
+                    node.visits += 1
+                in_flight.append(_Iteration(selected, expands, task))
+                watch(1)
+            while in_flight:
+                await complete_oldest()
+        finally:  # after a failure too: what the iterations in flight pay for is kept
+            await _end([iteration.task for iteration in in_flight if iteration.task])
+        return tree
 
-    async def run(self) -> None:
-        for number, trajectory in enumerate(self.recorded):
-            evaluation = await self.evaluator.evaluate(trajectory, seed=self._seed("recorded", number, 0))
-            self.verdicts += evaluation.calls
-            graft(self.tree, self.tree.root, trajectory, evaluation.value, Origin.RECORDED)
-            self.tree.root.visits += 1
-            _back_up(self.tree.root, evaluation.value)
-        for _ in range(self.settings.iterations):
-            while len(self.in_flight) > self.settings.lag:
-                await self._complete()
-            selected = self._select()
-            while selected is None and self.in_flight:
-                await self._complete()
-                selected = self._select()
-            if selected is None:
-                return
-            self._begin(selected)
-        while self.in_flight:
-            await self._complete()
+    def _select(self, tree: Tree, recorded: Sequence[Trajectory]) -> Node | None:
+        """Return the node on the best path from the root that is terminal or has room for a child.
 
-    async def end(self) -> None:
-        """Wait for the iterations in flight after a failure: what they pay for is kept. Cancel them if this is."""
-        tasks = [iteration.task for iteration in self.in_flight if iteration.task]
-        if (task := asyncio.current_task()) and task.cancelling():
-            for each in tasks:
-                each.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _select(self) -> Node | None:
-        """Walk from the root down to a node that is terminal or has room for a child.
-
-        None if there is none in view: the tree is finished, its calls are spent, or what is in flight has to end first.
+        None if there is none: the tree is finished, or an iteration in flight has to end first.
         """
-        newest_first = reversed(self.tree.nodes)  # the newest most likely has room
-        if self._spent() or not (self.settings.rejudge_terminal or any(map(self._expandable, newest_first))):
+        newest_first = reversed(tree.nodes)  # the newest most likely has room
+        if not (self.settings.rejudge_terminal or any(map(self._has_room, newest_first))):
             return None
-        if self.recorded:
-            recorded = [node for node in self.tree.nodes if node.origin in (Origin.ROOT, Origin.RECORDED)]
-            if branched := [node for node in recorded if self._expandable(node)]:
+        if recorded:
+            steps = [node for node in tree.nodes if node.origin in (Origin.ROOT, Origin.RECORDED)]
+            if branched := list(filter(self._has_room, steps)):
                 return min(branched, key=lambda node: len(node.children) + node.expected)
-        node = self.tree.root
-        while not node.terminal and not self._expandable(node):
+        node = tree.root
+        while not node.terminal and not self._has_room(node):
             if not node.children:  # all of them are in flight
                 return None
-            children = self.tree.children(node)
+            children = tree.children(node)
             node = select_child(node, children, selection=self.settings.selection, c_uct=self.settings.c_uct)
         return node
 
-    def _spent(self) -> bool:
+    def _has_room(self, node: Node) -> bool:
+        return not node.terminal and len(node.children) + node.expected < self.settings.max_children
+
+    def _is_spent(self, tree: Tree, in_flight: Collection[_Iteration], completed: int) -> bool:
         """Return whether the calls are used up, or would be if those in flight cost as much as those before them."""
         if self.settings.max_calls is None:
             return False
-        calls = (len(self.tree.nodes) - 1) * self.engine.candidates + self.verdicts
-        expected = len(self.in_flight) * (calls / self.completed if self.completed else 1)
+        calls = (len(tree.nodes) - 1) * self.engine.candidates + tree.verdicts
+        expected = len(in_flight) * (calls / completed if completed else 1)
         return calls + expected >= self.settings.max_calls
 
-    def _expandable(self, node: Node) -> bool:
-        return not node.terminal and len(node.children) + node.expected < self.settings.max_children
-
-    def _begin(self, selected: Node) -> None:
-        """Visit the nodes above, without a value yet, and start the calls of an iteration."""
-        # Trees with the fewest iterations behind them come first, or the last ones would end long after the others.
-        caller.set(Caller(f"{self.tree.question.dataset}/{self.tree.question.id}", self.completed))
-        expands = self._expandable(selected)
-        task = None
-        if expands:
-            slot = len(selected.children) + selected.expected
-            # The least id that the child can get; no other one is in flight under it, and without a lag it is the id.
-            child = len(self.tree.nodes) + sum(iteration.expands for iteration in self.in_flight)
-            seeds = self._seed("expand", selected.id, slot), self._seed("evaluate", child, 0)
-            task = asyncio.create_task(self._expand(selected.trajectory, *seeds))
-            selected.expected += 1
-        elif self.settings.rejudge_terminal:
-            seed = self._seed("evaluate", selected.id, selected.visits)
-            task = asyncio.create_task(self._evaluate(selected.trajectory, seed))
-        for node in self.tree.path_up(selected):
-            node.visits += 1
-        self.in_flight.append(_Iteration(selected, expands, task))
-        self.watch(1)
-
     async def _expand(self, trajectory: Trajectory, seed: int, evaluation_seed: int) -> tuple[Trajectory, Evaluation]:
-        return await self._evaluate(await self.engine.step(trajectory, seed=seed), evaluation_seed)
+        return await self._value(await self.engine.step(trajectory, seed=seed), evaluation_seed)
 
-    async def _evaluate(self, trajectory: Trajectory, seed: int) -> tuple[Trajectory, Evaluation]:
+    async def _value(self, trajectory: Trajectory, seed: int) -> tuple[Trajectory, Evaluation]:
         return trajectory, await self.evaluator.evaluate(trajectory, seed=seed)
 
-    async def _complete(self) -> None:
-        """Wait for the iteration that began first, add its nodes, and back up its value (arXiv:2505.14069, eq. 7)."""
-        iteration = self.in_flight[0]
+    async def _complete(self, tree: Tree, iteration: _Iteration) -> None:
+        """Wait for an iteration, add its nodes, and back up its value (arXiv:2505.14069, eq. 7)."""
         node, value = iteration.selected, iteration.selected.value
         if iteration.task is not None:
             trajectory, evaluation = await iteration.task
             value = evaluation.value
-            self.verdicts += evaluation.calls
+            tree.verdicts += evaluation.calls
             if iteration.expands:
                 node.expected -= 1
-                node = self.tree.add(node, trajectory, Origin.EXPANSION)
+                node = tree.add(node, trajectory, Origin.EXPANSION)
                 node.visits = 1
             for rollout, rollout_value in zip(evaluation.rollouts, evaluation.rollout_values, strict=True):
-                graft(self.tree, node, rollout, rollout_value)
-        self.in_flight.popleft()
-        self.completed += 1
-        for ancestor in self.tree.path_up(node):
-            _back_up(ancestor, value)
-        self.watch(-1)
+                graft(tree, node, rollout, rollout_value)
+        for ancestor in tree.path_up(node):
+            ancestor.back_up(value)
 
-    def _seed(self, *parts: int | str) -> int:
-        # Data set and id: two merged data sets may both have a question "1".
-        question = self.tree.question
-        return derive_seed(self.seed, question.dataset, question.id, *parts)
+
+@dataclass(slots=True)
+class _Iteration:
+    """An iteration in flight: the node that it selected, and the task that makes and values the node below it.
+
+    There is no task if the node has ended and keeps its value. `expands` is whether a child is being made.
+    """
+
+    selected: Node
+    expands: bool
+    task: asyncio.Task[tuple[Trajectory, Evaluation]] | None
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait until tasks have ended; cancel them first if the current task is being cancelled."""
+    current = asyncio.current_task()
+    if current is not None and current.cancelling():
+        for task in tasks:
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def graft(tree: Tree, node: Node, rollout: Trajectory, value: float | None, origin: Origin = Origin.ROLLOUT) -> None:
@@ -364,11 +361,4 @@ def graft(tree: Tree, node: Node, rollout: Trajectory, value: float | None, orig
         prefix = Trajectory(rollout.question, rollout.steps[:depth], rollout.stop_reason if ended else None)
         node = tree.add(node, prefix, origin)
         node.visits = 1
-        _back_up(node, value)
-
-
-def _back_up(node: Node, value: float | None) -> None:
-    """Add a value to a visit that was counted before; None leaves the mean as it is."""
-    if value is not None:
-        node.valued += 1
-        node.value_sum += value
+        node.back_up(value)

@@ -11,7 +11,7 @@ import structlog
 
 from reasonrag.core.config import Config, JudgeConfig, ModelConfig, QuestionsConfig
 from reasonrag.core.documents import named_path
-from reasonrag.core.errors import BackendError, ConfigError, check_limits
+from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.plugins import make_plugin
 from reasonrag.core.secrets import excerpt
@@ -166,7 +166,7 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
         return SimulatedRetriever(open_llm(simulator.llm, "judge"), simulator, seed=config.seed)
     if settings.kind not in (None, "bm25", "remote", "dense", "hybrid"):
         raise ConfigError(
-            f"retriever {settings.kind!r} is unknown; known: bm25, dense, hybrid, remote, simulated, "
+            f"retriever {settings.kind!r} is unknown; known: bm25, dense, hybrid, remote, "
             "python:PACKAGE.MODULE:NAME. Plug-ins for databases, web search and MCP are in contrib/ "
             "(docs/your-search.md)"
         )
@@ -242,22 +242,6 @@ def judge_service(llm: LLM, judge: JudgeConfig, prompts: PromptSet) -> JudgeServ
 def sampling(model: ModelConfig) -> Sampling:
     """Return the sampling settings of a configured model."""
     return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)
-
-
-def set_aside(question: Question, error: Exception, progress: Progress) -> str:
-    """Count a question as failed; return the cause that it is counted under. The first one of a cause is logged.
-
-    Raises:
-        RunError: this process reached a limit of its user, so that the others would fail, too.
-    """
-    check_limits(error)
-    cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
-    progress.failed += 1
-    progress.causes[cause] += 1
-    if progress.causes[cause] == 1:
-        said = "question set aside; others for this cause are counted"
-        log.warning(said, question=question.id, cause=cause, error=excerpt(str(error)))
-    return cause
 
 
 async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> None:

@@ -15,12 +15,10 @@ from reasonrag.demo.lexicon import SPLITS
 from reasonrag.demo.world import demo_questions
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import Sampling
-from reasonrag.pipeline.build import Build
-from reasonrag.pipeline.parts import open_parts
+from reasonrag.pipeline.build import build_trees
 from reasonrag.rewards.judge import ProcessJudge, parse_score
 from reasonrag.spre import JudgeEvaluator
 from reasonrag.storage.parquet import read_shards
-from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.tables import tree_schema
 from tests.toys import QUESTION
 
@@ -254,16 +252,7 @@ def build(folder, **overrides):
     """Rows of the trees of the first demo questions, judged."""
     asked = {"value.kind": "judge", "judge.spec": "demo-judge", "retrieval.cache": str(folder / "cache")}
     config = load_config(preset="demo", overrides=asked | overrides)
-    parts = open_parts(config)
-
-    async def work():
-        with RunFolder.open(folder / "run", config, parts.content) as run:
-            made = Build(config, parts, run)
-            await made.trees()
-            await parts.aclose()
-            return made.export()
-
-    summary = asyncio.run(work())
+    summary = build_trees(config, folder / "run")
     return summary, list(read_shards(folder / "run/trees", "nodes", tree_schema()))
 
 

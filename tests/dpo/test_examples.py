@@ -11,7 +11,7 @@ from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import dump
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.pipeline.pair_tables import export_pairs
+from reasonrag.pipeline.tables import export_pairs
 from reasonrag.storage.files import write_json
 from reasonrag.storage.parquet import ShardWriter, write_parquet
 from reasonrag.storage.runs import RunFolder

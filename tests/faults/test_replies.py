@@ -19,11 +19,9 @@ from reasonrag.core.types import Action, Completion, FinishReason, Passage, Traj
 from reasonrag.core.types import Answer as Final
 from reasonrag.formats import FORMATS, ReasonRAGFormat, open_format
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.pipeline.build import Build
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.rewards.base import trajectory_text
 from reasonrag.rollout import Engine
-from reasonrag.storage.runs import RunFolder
 from tests.faults.matrix import Figure, Rounds
 from tests.faults.stubs import StubRetriever, hit
 from tests.growth import LIMIT, TIMES, Growth, growth
@@ -66,11 +64,9 @@ def test_answers_of_a_megabyte(name: str, rounds: Rounds, figure: Figure) -> Non
 def print_peaks(folder: str, few: int, many: int) -> None:
     """Print the most memory, in MB, of building trees for so many questions, one run after the other."""
     for name, count in (("caches", few), ("few", few), ("many", many)):
-        with RunFolder.open(Path(folder, name), load_config(overrides={"search.iterations": 2}), {}) as run:
-            build = Build(
-                run.config, stub.parts(stub.questions(count, name), ReasonRAGFormat(), stub.StubPolicy()), run
-            )
-            print(max(megabytes for _, megabytes in asyncio.run(watched(build))))
+        given = stub.parts(stub.questions(count, name), ReasonRAGFormat(), stub.StubPolicy())
+        readings = watched(load_config(overrides={"search.iterations": 2}), Path(folder, name), given)
+        print(max(megabytes for _, megabytes in readings))
 
 
 @pytest.mark.fault("20a", "ten times the questions", "the memory of the process that builds the trees within 10 %")

@@ -30,7 +30,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.online_rl.transcript import transcripts
-from reasonrag.pipeline.build import label
+from reasonrag.pipeline.tables import label
 from reasonrag.rewards.base import trajectory_text
 from reasonrag.rollout import Engine
 from tests.formats import page

@@ -30,7 +30,7 @@ from reasonrag.core.types import Question
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.mcts import Tree, TreeSearch
-from reasonrag.pipeline.build import tree_rows
+from reasonrag.pipeline.tables import tree_rows
 from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.rollout import Engine
 from reasonrag.spre import JudgeEvaluator, node_rewards

@@ -1,23 +1,22 @@
 from __future__ import annotations
 
-import asyncio
 import json
 from itertools import groupby
 
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.stub import built
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Completion, Question
 from reasonrag.dpo.pairs import in_test_split, repeated_questions
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.pipeline.build import Build
-from reasonrag.pipeline.pair_tables import count_pairs_of, export_pairs, pairs_of
 from reasonrag.pipeline.parts import Parts
+from reasonrag.pipeline.tables import count_pairs_of, export_pairs, pairs_of
 from reasonrag.storage.parquet import read_shards
-from reasonrag.storage.runs import RunFolder, read_run
+from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.mcts.test_search import random_policy
 from tests.toys import ToyRetriever
@@ -33,10 +32,7 @@ def run(folder, policy=random_policy, *, judge=None, overrides=None, questions=Q
     judge_llm = ScriptedLLM(judge, name="judge") if judge else None
     format = format or ReasonRAGFormat()
     parts = Parts(list(questions), ToyRetriever(), format, llm, judge_llm, {"policy": "scripted"})
-    with RunFolder.open(folder, config, parts.content) as opened:
-        build = Build(config, parts, opened)
-        asyncio.run(build.trees())
-        return build, build.export()
+    return built(config, folder, parts)
 
 
 def rows(folder, stem="nodes"):

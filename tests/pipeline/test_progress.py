@@ -7,13 +7,13 @@ from rich.console import Console
 
 from reasonrag.commands.console import Display
 from reasonrag.core.http import RETRIES
-from reasonrag.pipeline.progress import Progress, Usage
+from reasonrag.pipeline.work import Progress, Usage
 
 
 def at(progress: Progress, seconds: float, *, calls: int, replayed: int = 0) -> Progress:
     """As if so many seconds had passed since its start, and so many calls had been answered."""
     progress.started += progress.seconds - seconds
-    progress.add_up([progress.counts() | {"usage": Usage(calls, replayed=replayed)}])
+    progress._closed = Usage(calls, replayed=replayed)
     progress.line()
     return progress
 
@@ -69,10 +69,3 @@ def test_while_no_reply_comes_the_line_says_for_how_long_and_not_how_long_is_lef
     assert near(at(progress, 140, calls=51).eta_s, 210) and "no reply" not in progress.line()
     progress.iterations = 100
     assert "no reply" not in at(progress, 200, calls=51).line()  # nothing is left to wait for
-
-
-def test_the_counts_of_several_processes_add_up():
-    parts = [Progress(5, planned=80, iterations=20, failed=1, causes=Counter(timeout=1)) for _ in range(2)]
-    whole = Progress(10, "questions")
-    whole.add_up(part.counts() for part in parts)
-    assert (whole.planned, whole.iterations, whole.failures()) == (160, 40, ["2 failed: timeout"])

@@ -11,9 +11,9 @@ from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.pipeline.build import count_calls
 from reasonrag.pipeline.parts import open_parts
 from reasonrag.pipeline.simulated import SimulatedRetriever
+from reasonrag.pipeline.tables import count_calls
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.storage.journal import Journal
 

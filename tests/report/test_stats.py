@@ -8,7 +8,7 @@ import pytest
 
 from reasonrag.commands import inspect
 from reasonrag.core.config import load_config
-from reasonrag.pipeline.pair_tables import pairs_of
+from reasonrag.pipeline.tables import pairs_of
 from reasonrag.report.stats import distribution, stats
 from tests.e2e.product import pair_rows, summary, tree_rows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
 import time
@@ -17,12 +16,11 @@ from reasonrag.core.types import Completion, Prompt, Question
 from reasonrag.demo.reader import ExtractiveLLM
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Sampling
-from reasonrag.pipeline.build import Build
+from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import Parts
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.storage.parquet import read_shards
-from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.tables import tree_schema
 from tests.e2e.product import wait_until
 from tests.e2e.world import questions
@@ -116,15 +114,7 @@ def build(folder: Path, retriever: Retriever, policy: ExtractiveLLM) -> tuple[li
     """Rows and summary of a `build-tree` in this process."""
     config = load_config(overrides={"search.iterations": 4, "policy.concurrency": 4, "run.max_failed": 1.0})
     parts = Parts(SEA_QUESTIONS, retriever, ReasonRAGFormat(), policy, None, {"policy": "extractive"})
-
-    async def run(build: Build) -> None:
-        await build.trees()
-        await retriever.aclose()
-
-    with RunFolder.open(folder, config, parts.content) as opened:
-        made = Build(config, parts, opened)
-        asyncio.run(run(made))
-        summary = made.export()
+    summary = build_trees(config, folder, parts=parts)
     return list(read_shards(folder / "trees", "nodes", tree_schema())), summary
 
 

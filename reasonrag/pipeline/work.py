@@ -1,22 +1,167 @@
-"""How far a build or an evaluation is: counts, calls, cost and time left of this process."""
+"""The worker loop of builds and evaluations, and how far it is.
+
+The next question, or the next attempt, begins as soon as every engine has room for its requests.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
+import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import structlog
+
 from reasonrag.core.config import ModelConfig
+from reasonrag.core.errors import BackendError, Interrupted, RunError, check_limits
 from reasonrag.core.http import RETRIES
+from reasonrag.core.secrets import excerpt
 from reasonrag.core.slots import SlotCounts
 from reasonrag.core.text import duration, one_line, pace
+from reasonrag.core.types import Question
+from reasonrag.core.watch import STALL_S, progressing
 from reasonrag.llm.journaled import JournaledLLM
+from reasonrag.rollout import gather_all
 
+log = structlog.get_logger()
+
+# Three times as many requests wait at an engine as are in flight. With fewer, the trees that begin last have no time to
+# catch up, and the slots empty at the end: 1,000 questions kept 256 slots busy for .93 of the time with as many, .95
+# with twice as many, .99 with three times as many (benchmarks/utilisation.py). With more, more trees would be in
+# memory, and their prefixes in the engine's cache.
+_QUEUE = 3.0
+_ITEMS_PER_SLOT = 3  # questions that search, or wait for the other engine, hold no slot
+_TURNS = 6  # of the event loop, until a new question has asked for its first slots
+_POLL_S = 0.005
 _RECENT_S = 60.0  # the pace of the calls is that of the last minute
 _SILENT_S = 30.0  # without a reply; then no pace and no time left is known
-_SUMMED = ("done", "failed", "done_before", "planned", "iterations", "begun")  # over processes
+
+Count = Callable[[int], object]
+
+
+async def work_through(
+    questions: Sequence[Question],
+    work: Callable[[int, Question, Count], Coroutine[Any, Any, object]],
+    engines: Sequence[SlotCounts],
+    progress: Progress,
+    *,
+    failed: Callable[[int, Question, str, Exception], Awaitable[object]] | None = None,
+    planned: int = 0,
+    most_failed: float = math.inf,
+    stopped: Callable[[], bool] = lambda: False,
+    stall_s: float = STALL_S,
+) -> None:
+    """Work on all questions, and begin each as soon as every engine has room for it.
+
+    How many are in work follows from their requests: a tree has few in flight at its root and more below. A question
+    that fails is set aside with its cause; an interrupted one is neither done nor failed.
+
+    Args:
+        questions: in the order in which they begin.
+        work: gets the place of a question, the question, and a function to count its parts with: 1 as a part begins, -1
+            as it ends, 0 for one that ends without having been counted. May wait for anything.
+        engines: of the models that `work` calls; their limits may change on the way.
+        progress: is counted on.
+        failed: called with place, question, cause and error of a question that failed; None: the first error ends the
+            work.
+        planned: most parts of a question (iterations, steps), which `progress.planned` holds already.
+        most_failed: nothing begins once more questions than this have failed.
+        stopped: nothing begins once this returns true.
+        stall_s: seconds without any progress after which the run is ended.
+
+    Raises:
+        Stalled: there was no progress for `stall_s`; the work in flight is cancelled.
+        RunError: the run cannot go on, after all work in flight has ended. Nothing begins after it.
+    """
+    failures = 0
+
+    async def do(place: int, question: Question) -> None:
+        nonlocal failures
+        left, in_flight = planned, 0
+
+        def count(change: int) -> None:
+            nonlocal left, in_flight
+            in_flight += change
+            progress.begun += change
+            if change < 1:
+                left -= 1
+                progress.iterations += 1
+
+        try:
+            await work(place, question, count)
+        except Interrupted:
+            left = 0  # these are still to be done
+        except RunError:
+            left = 0
+            raise
+        except Exception as error:
+            if failed is None:
+                raise
+            check_limits(error)  # a limit of this process, such as its open files: the other questions would fail too
+            cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
+            failures += 1
+            progress.failed += 1
+            progress.causes[cause] += 1
+            if progress.causes[cause] == 1:
+                message = "question set aside; others for this cause are counted"
+                log.warning(message, question=question.id, cause=cause, error=excerpt(str(error)))
+            await failed(place, question, cause, error)
+        else:
+            progress.done += 1
+        finally:
+            progress.planned -= left  # a tree may end before its iterations do, an attempt before its steps
+            progress.begun -= in_flight
+
+    working: set[asyncio.Task[None]] = set()
+    broken: list[asyncio.Task[None]] = []
+
+    def end(task: asyncio.Task[None]) -> None:
+        working.discard(task)
+        if task.cancelled() or task.exception() is not None:
+            broken.append(task)
+
+    try:
+        async with _rare_collections(), progressing(stall_s):
+            for place, question in enumerate(questions):
+                if stopped() or failures > most_failed:
+                    break
+                task = asyncio.create_task(do(place, question))
+                working.add(task)
+                task.add_done_callback(end)
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
+                while not _has_room(len(working), engines):  # noqa: ASYNC110 -- several engines, with limits that move
+                    await asyncio.sleep(_POLL_S)
+                if broken:
+                    break
+            await gather_all([*broken, *working])
+    finally:
+        for task in working:
+            task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _rare_collections() -> AsyncIterator[None]:
+    """Look for cyclic garbage after 100,000 new objects instead of 700.
+
+    Steps and trees hold no cycles, and walking through them takes a sixth of our CPU, or a twentieth after 10,000.
+    """
+    young, *older = gc.get_threshold()
+    gc.set_threshold(max(young, 100_000) if young else 0, *older)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, *older)
+
+
+def _has_room(working: int, engines: Sequence[SlotCounts]) -> bool:
+    most = _ITEMS_PER_SLOT * max(slots.limit for slots in engines)
+    return working < most and all(slots.free > -_QUEUE * slots.limit for slots in engines)
 
 
 class Usage(NamedTuple):
@@ -99,23 +244,6 @@ class Progress:
             cached = (model.cached_tokens, model.cached_of)
             total = total.plus(Usage(model.answered, tokens, cost, *cached, model.replayed))
         return total
-
-    def counts(self) -> dict[str, Any]:
-        """Return all counts as JSON values, for `add_up` in another process."""
-        counts = {name: getattr(self, name) for name in _SUMMED}
-        return counts | {"written": dict(self.written), "causes": dict(self.causes), "usage": self.usage}
-
-    def add_up(self, processes: Iterable[Mapping[str, Any]]) -> None:
-        """Take the sums over other processes, each of which gives its `counts`, in place of the counts so far."""
-        processes = list(processes)
-        for name in _SUMMED:
-            setattr(self, name, sum(counts[name] for counts in processes))
-        self.written, self.causes = Counter(dict.fromkeys(self.written, 0)), Counter()
-        self._closed = Usage()
-        for counts in processes:
-            self.written.update(counts["written"])
-            self.causes.update(counts["causes"])
-            self._closed = self._closed.plus(Usage(*counts["usage"]))
 
     @property
     def seconds(self) -> float:

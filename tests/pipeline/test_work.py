@@ -6,11 +6,16 @@ import pytest
 
 from benchmarks.virtual_time import run as run_virtually
 from reasonrag.core.slots import Slots
-from reasonrag.pipeline.admission import work_through
+from reasonrag.core.types import Question
+from reasonrag.pipeline.work import Progress, work_through
 
 
-def worked(items, work, slots) -> None:
-    run_virtually(work_through(items, work, slots))
+def worked(count, work, slots, **options) -> None:
+    async def do(place, question, count):
+        await work(place)
+
+    questions = [Question(str(number), "", ()) for number in range(count)]
+    run_virtually(work_through(questions, do, slots, Progress(count), **options))
 
 
 def test_items_begin_while_engines_have_room_for_their_requests():
@@ -22,7 +27,7 @@ def test_items_begin_while_engines_have_room_for_their_requests():
                 most.append((slots.in_flight, slots.waiting))
                 await asyncio.sleep(0.001)
 
-    worked(range(60), work, [slots])
+    worked(60, work, [slots])
     assert len(most) == 180
     assert max(in_flight for in_flight, _ in most) == 8
     assert max(waiting for _, waiting in most) <= 25  # three times as many as are in flight, and one
@@ -40,7 +45,7 @@ def test_an_engine_without_room_holds_back_those_that_need_the_other():
         async with judge.request():
             await asyncio.sleep(0.001)
 
-    worked(range(40), work, [policy, judge])
+    worked(40, work, [policy, judge])
     assert len(begun) == 40 and most[0] <= 6  # items for each slot, and no more
 
 
@@ -53,7 +58,7 @@ def test_items_that_hold_no_slot_are_bounded_too():
         await asyncio.sleep(0.002)
         working.discard(item)
 
-    worked(range(50), search, [Slots(4)])
+    worked(50, search, [Slots(4)])
     assert most[0] == 12
 
 
@@ -68,19 +73,15 @@ def test_a_failure_ends_the_work_once_what_has_begun_has_ended():
         ended.append(item)
 
     with pytest.raises(ValueError, match="no disk"):
-        worked(range(100), work, [Slots(1)])
+        worked(100, work, [Slots(1)])
     assert ended == begun[1:] and len(begun) < 10
 
 
-def test_a_generator_can_end_the_work():
+def test_nothing_begins_once_the_work_is_stopped():
     done = []
-
-    def items():
-        while len(done) < 5:
-            yield len(done)
 
     async def work(item):
         done.append(item)
 
-    worked(items(), work, [Slots(1)])
-    assert len(done) >= 5
+    worked(100, work, [Slots(1)], stopped=lambda: len(done) >= 5)
+    assert 5 <= len(done) < 20
