@@ -36,7 +36,6 @@ from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import Parts
 from reasonrag.pipeline.tables import export_pairs
 from reasonrag.rollout import Engine
-from reasonrag.storage.runs import RunFolder
 from reasonrag.training.settings import DPOSettings, PairSettings, SFTSettings
 from tests.llm.tiny import save_random_model
 from tests.toys import ToyRetriever

@@ -45,28 +45,6 @@ class QuestionsConfig(Section):
     world_seed: int = execution(0, "seed of the demo world", "--world-seed")
 
 
-class SimulatorConfig(Section):
-    """The model that plays the search engine of retriever `simulated` (ZeroSearch, arXiv:2505.04588)."""
-
-    spec: str | None = execution(None, "model that writes the passages: as for --judge")
-    model: str | None = setting(None, "model name that its server expects")
-    api_key_env: str = execution("OPENAI_API_KEY", "environment variable with its server's API key")
-    temperature: float = setting(0.7, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
-    max_tokens: int = setting(768, "maximum tokens of the passages of one search", ge=1)
-    noise: float = setting(0.0, "share of the searches that find passages without help", ge=0, le=1)
-    last_noise: float | None = setting(
-        None, "the same share after noise_steps; it rises slowly at first (default: noise)", ge=0, le=1
-    )
-    noise_steps: int = setting(0, "training steps from noise to last_noise", ge=0)
-    input_price: float | None = execution(None, "price of one million prompt tokens", ge=0)
-    output_price: float | None = execution(None, "price of one million completion tokens", ge=0)
-
-    @property
-    def llm(self) -> ModelConfig:
-        """Return the settings as those of any model."""
-        return ModelConfig(**self.model_dump(exclude={"noise", "last_noise", "noise_steps"}))
-
-
 # Of search engines that are plug-ins now.
 _FORMER_BACKEND = (
     *("backend.collection", "backend.document", "backend.id", "backend.results", "backend.score", "backend.sql"),
@@ -83,7 +61,7 @@ class RetrievalConfig(Section):
     kind: str | None = execution(
         None,
         "how to search an index: bm25, dense or hybrid (default: the best that it has). Without an index also remote, "
-        "simulated, or python:PACKAGE.MODULE:NAME, such as those in contrib/ (databases, web search, MCP)",
+        "or python:PACKAGE.MODULE:NAME, such as those in contrib/ (databases, web search, MCP)",
         "--retriever",
     )
     corpus: str | None = execution(
@@ -106,7 +84,6 @@ class RetrievalConfig(Section):
     )
     identity: str = setting("remote", "what the retrieval servers hold, for example corpus and index by name")
     backend: dict[str, Any] = execution({}, "options of a plug-in retriever, by the names that its module describes")
-    simulator: SimulatorConfig = SimulatorConfig()
     top_k: int = setting(3, "passages per search", "--top-k", ge=1, le=100)
     passage_order: Literal["best_first", "best_last"] = setting("best_first", "order of the passages in a prompt")
     max_passage_chars: int = setting(4000, "maximum characters of a passage in a prompt; the rest is cut off", ge=100)
@@ -471,8 +448,7 @@ class Config(Section):
     def prices(self) -> dict[str, ModelConfig]:
         """Return the model whose prices count for each kind of call; without a judge, the policy judges."""
         own = self.judge.spec or self.judge.model or self.judge.input_price is not None
-        models = {"policy": self.policy, "judge": self.judge.llm if own else self.policy}
-        return models | {"simulator": self.retrieval.simulator.llm}
+        return {"policy": self.policy, "judge": self.judge.llm if own else self.policy}
 
 
 # The tiny policy was trained on brief prompts with one passage per query, and is useless with others.

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from reasonrag.core.documents import to_yaml
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.settings import (
@@ -56,10 +54,6 @@ class PolicyCard:
         if fingerprint:
             carried[PROMPTS_FINGERPRINT] = fingerprint
         head = "# How this policy was trained to be asked: the defaults wherever it is used.\n"
-        if config["retrieval"]["kind"] == "simulated":
-            said = "searches were simulated: a model invented the passages"
-            structlog.get_logger().warning(said)
-            head += f"# Beware: {said}.\n"
         return cls(head + to_yaml(dict(sorted(carried.items()))), own)
 
     @classmethod

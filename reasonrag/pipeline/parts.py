@@ -14,13 +14,11 @@ from reasonrag.core.documents import named_path
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.plugins import make_plugin
-from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Passage, Question
 from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.models import check_llm, commits, once_up, open_llm
-from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.open import open_index
 from reasonrag.rewards.judge import JudgeService, ProcessJudge
@@ -153,17 +151,6 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
     if settings.kind is not None and settings.kind.startswith("python:"):
         plugin: Retriever = make_plugin(settings.kind, ("fingerprint", "search", "aclose"), config, questions)
         return plugin
-    if settings.kind == "simulated":
-        from reasonrag.pipeline.simulated import SimulatedRetriever
-
-        simulator = settings.simulator
-        if simulator.spec is None:
-            raise ConfigError("retriever simulated needs a model that writes passages; give retrieval.simulator.spec")
-        if simulator.llm.address.is_server and simulator.model is None:
-            raise ConfigError(
-                f"{simulator.spec} needs the name of the model that it serves; give retrieval.simulator.model"
-            )
-        return SimulatedRetriever(open_llm(simulator.llm, "judge"), simulator, seed=config.seed)
     if settings.kind not in (None, "bm25", "remote", "dense", "hybrid"):
         raise ConfigError(
             f"retriever {settings.kind!r} is unknown; known: bm25, dense, hybrid, remote, "

@@ -42,7 +42,7 @@ def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
         ({"iterations": 1}, "unknown key 'iterations'; did you mean 'search.iterations'?"),
         (
             {"api_key_env": "K"},
-            "did you mean 'retrieval.simulator.api_key_env' or 'policy.api_key_env' or 'judge.api_k",
+            "did you mean 'policy.api_key_env' or 'judge.api_key_env'",
         ),
         ({"nonsense": 1}, "unknown key 'nonsense'; known: seed, questions"),
         ({"policy.api_key_env": "sk-12"}, "policy.api_key_env: not a valid environment variable name"),

@@ -41,7 +41,6 @@ NOT_RUN = {
     "vllm serve": "needs a GPU",
     "llama-server": "needs weights in GGUF",
     "pip install": "what CI begins with",
-    "ray start": "Ray's own; tests/faults/test_cluster.py starts one",
     "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
     "python contrib/inspect_log.py": "needs its log; tests of contrib have one",
     "inspect log": "inspect_ai's own; tests/peers/check_inspect.py runs it",
@@ -54,7 +53,6 @@ NOT_RUN = {
 READ_ONLY = {
     "accelerate launch": "needs several GPUs",
     "srun": "needs Slurm",
-    "reasonrag build-tree --ray": "needs a Ray cluster; tests/faults/test_cluster.py has one",
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
     "python -m contrib.record": "does not end; tests/contrib/test_record.py records",
     "python -m contrib.verl": "hotpotqa is not here; tests/contrib/test_verl.py exports the demo",

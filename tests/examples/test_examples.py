@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from contextlib import aclosing
 from pathlib import Path
 
@@ -126,3 +128,17 @@ def test_the_notebook_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     assert " pairs\n" in done.stdout
     assert (tmp_path / "runs/notebook/clear-pairs.parquet").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_shards_on_ray_are_those_by_hand(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    flags = ("--dataset", "demo", "--limit", "6", "--policy", "extractive", "--iterations", "3")
+    cache = ("--set", f"retrieval.cache={tmp_path}/cache")
+    for number in range(2):
+        product.build(*flags, *cache, "--out", tmp_path / "by-hand", "--shard", f"{number}/2")
+    file = tmp_path / "by-hand/shards/0-of-2/config.yaml"
+    arguments = ("--config", file, "--out", tmp_path / "ray", "--shards", "2", "--address", "local")
+    command = [sys.executable, "-m", "examples.build_on_ray", *map(str, arguments)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=240)
+    assert product.file_digests(tmp_path / "ray") == product.file_digests(tmp_path / "by-hand")

@@ -16,8 +16,9 @@ from typing import Any
 from contrib.inspect_log import convert
 from contrib.mcp_tool import _documents
 from contrib.searching import passages_of
+from contrib.simulated_search import SimulatedRetriever
 from reasonrag.agents.environment import CurrentPolicy, Session
-from reasonrag.core.config import Config, SimulatorConfig
+from reasonrag.core.config import Config
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import (
     Action,
@@ -38,7 +39,6 @@ from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import ChatTemplate, chat_with_tools
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.pipeline.simulated import SimulatedRetriever
 from reasonrag.retrieval.combined import RerankedRetriever
 from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.rewards import REWARDS, RewardParts, RewardSettings, open_reward
@@ -262,7 +262,7 @@ def _shown(prompts: Sequence[Prompt], *decided: Any, lines: bool = True) -> Cour
 
 def _simulated(query: str) -> Course:
     llm = ScriptedLLM(["Passage 1: Jaws\nA film."])
-    asyncio.run(SimulatedRetriever(llm, SimulatorConfig(), seed=0).search([query], 1))
+    asyncio.run(SimulatedRetriever(llm).search([query], 1))
     return _shown(llm.prompts)
 
 

@@ -19,12 +19,12 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contrib.simulated_search import written_passages
 from reasonrag.core.errors import InputError
 from reasonrag.core.text import cover_match, exact_match, normalize_answer, token_f1
 from reasonrag.formats import FORMATS
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.formats.tool_calls import PARSERS, ToolCallsFormat
-from reasonrag.pipeline.simulated import written_passages
 from reasonrag.rewards.judge import parse_score
 from reasonrag.rewards.verdicts import last_json_object, read_boolean, read_path, read_plan, read_yes_no
 from reasonrag.storage.records import CALLS, read_calls

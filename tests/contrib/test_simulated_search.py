@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.core.config import SimulatorConfig, load_config
-from reasonrag.core.errors import ConfigError, RetrievalError
-from reasonrag.core.policy_card import PolicyCard
+from contrib.simulated_search import Noise, SimulatedRetriever, open_retriever
+from reasonrag.core.config import load_config
+from reasonrag.core.errors import RetrievalError
 from reasonrag.core.types import Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.pipeline.parts import open_parts
-from reasonrag.pipeline.simulated import SimulatedRetriever
 from reasonrag.pipeline.tables import count_calls
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.storage.journal import Journal
@@ -28,8 +26,8 @@ def written(prompt: Prompt, sampling: Sampling) -> str:
     return f"**Passage 1: Ship**\nIt is {'blue' if noisy else 'Ruvik'}\nand old.\n\nPassage 2: Port\nIt is calm."
 
 
-def simulated(*, seed: int = 0, **settings: object) -> SimulatedRetriever:
-    return SimulatedRetriever(ScriptedLLM(written), SimulatorConfig.model_validate(settings), seed=seed)
+def simulated(first: float = 0.0, last: float = 0.0, steps: int = 0, *, seed: int = 0) -> SimulatedRetriever:
+    return SimulatedRetriever(ScriptedLLM(written), Noise(first, last, steps), seed=seed)
 
 
 def noisy(retriever: SimulatedRetriever) -> set[str]:
@@ -39,9 +37,9 @@ def noisy(retriever: SimulatedRetriever) -> set[str]:
     }
 
 
-def test_a_model_writes_marked_passages_and_its_calls_are_journalled_with_their_cost(tmp_path: Path) -> None:
+def test_a_model_writes_marked_passages_and_its_calls_are_journalled(tmp_path: Path) -> None:
     retriever = simulated()
-    config = load_config(overrides={"retrieval.simulator.input_price": 1.0, "retrieval.simulator.output_price": 2.0})
+    config = load_config()
 
     async def search() -> tuple[object, dict[str, dict[str, object]]]:
         journal = Journal(tmp_path / "journal.sqlite")
@@ -57,8 +55,7 @@ def test_a_model_writes_marked_passages_and_its_calls_are_journalled_with_their_
     assert first.id.startswith("simulated:useful:")
     assert (first.contents, second.contents) == ("Ship\nIt is Ruvik and old.", "Port\nIt is calm.")
     assert retriever.fingerprint.startswith("simulated-")
-    used = calls["simulator"]
-    assert used["cost"] == pytest.approx((used["prompt_tokens"] + 2 * used["completion_tokens"]) / 1e6)
+    assert calls["simulator"]["calls"] == len(retriever._inner.prompts)
     asked = len(retriever._inner.prompts)
     again, _ = asyncio.run(search())
     assert again == found
@@ -66,7 +63,7 @@ def test_a_model_writes_marked_passages_and_its_calls_are_journalled_with_their_
 
 
 def test_the_share_of_noise_rises_over_training_steps_and_no_query_turns_back() -> None:
-    retriever = simulated(noise=0.1, last_noise=0.7, noise_steps=10)
+    retriever = simulated(0.1, 0.7, 10)
     before = noisy(retriever)
     assert not retriever.at_step(0)
     assert retriever.at_step(5)
@@ -76,11 +73,11 @@ def test_the_share_of_noise_rises_over_training_steps_and_no_query_turns_back() 
     assert before < between < after
     shares = [len(queries) / len(QUERIES) for queries in (before, between, after)]
     assert shares == pytest.approx([0.1, 0.3, 0.7], abs=0.08)
-    assert noisy(simulated(noise=0.1)) == before != noisy(simulated(noise=0.1, seed=1))
+    assert noisy(simulated(0.1)) == before != noisy(simulated(0.1, seed=1))
 
 
 def test_a_step_of_training_forgets_what_was_found_with_another_share() -> None:
-    retriever = simulated(noise=0.0, last_noise=1.0, noise_steps=2)
+    retriever = simulated(0.0, 1.0, 2)
     searches = BatchedRetriever(retriever)
 
     async def at(step: int) -> str:
@@ -94,15 +91,12 @@ def test_a_step_of_training_forgets_what_was_found_with_another_share() -> None:
     assert asyncio.run(both()) == ["useful", "noisy"]
 
 
-def test_a_model_that_writes_no_passage_is_an_error_and_none_named_is_one_line() -> None:
-    silent = SimulatedRetriever(ScriptedLLM(["Sorry."] * 3), SimulatorConfig(), seed=0)
+def test_a_model_that_writes_no_passage_is_an_error() -> None:
+    silent = SimulatedRetriever(ScriptedLLM(["Sorry."] * 3))
     with pytest.raises(RetrievalError, match="wrote no passage in 3 attempts"):
         asyncio.run(silent.search(["x"], 1))
-    config = load_config(preset="demo", overrides={"retrieval.kind": "simulated", "questions.limit": 1})
-    with pytest.raises(ConfigError, match=r"give retrieval.simulator.spec"):
-        open_parts(config)
 
 
-def test_a_policy_trained_on_simulated_searches_says_so() -> None:
-    config = load_config(preset="demo", overrides={"retrieval.kind": "simulated"})
-    assert "Beware: searches were simulated" in PolicyCard.of(config.model_dump(mode="json")).text
+def test_the_model_is_named_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMULATOR", "http://127.0.0.1:9/v1#org/model")
+    assert open_retriever(load_config(), []).llm.name == "org/model"
