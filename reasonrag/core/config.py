@@ -50,13 +50,23 @@ _FORMER_BACKEND = (
     *("backend.collection", "backend.document", "backend.id", "backend.results", "backend.score", "backend.sql"),
     *("backend.text", "backend.title", "backend.tool", "backend.vector"),
 )
+_FORMER_SIMULATOR: Tree = {"model": None, "temperature": 0.7, "max_tokens": 768, "noise": 0.0, "last_noise": None}
+_FORMER_SIMULATOR |= {"noise_steps": 0}
 
 
 class RetrievalConfig(Section):
     """Where to search. The fingerprint of the retriever, reranking included, is part of the identity of a run."""
 
     former = dict.fromkeys(_FORMER_BACKEND) | {"backend.method": "POST", "backend.request": {}}
-    former_execution = constants(rerank_depth=20, compress=None, compress_keep=0.5, compress_model=None)
+    former |= {f"simulator.{name}": value for name, value in _FORMER_SIMULATOR.items()}
+    former_execution = constants(
+        rerank_depth=20,
+        compress=None,
+        compress_keep=0.5,
+        compress_model=None,
+        simulator=_FORMER_SIMULATOR
+        | {"spec": None, "api_key_env": "OPENAI_API_KEY", "input_price": None, "output_price": None},
+    )
 
     kind: str | None = execution(
         None,
