@@ -138,10 +138,11 @@ class GuardSettings(Section):
 class ValidationSettings(Section):
     """Held-out questions that choose the best policy."""
 
+    former_execution = constants(split=None)
+
     data: str | None = execution(
         None, "validation questions, as for --dataset (default: the dev split of the training questions)"
     )
-    split: str | None = execution(None, "split of a known data set: train, dev or test")
     limit: int | None = execution(200, "use a random sample of this many validation questions of each data set", ge=1)
     steps: int = execution(20, "optimizer steps between two validations; 0 disables", ge=0)
     temperature: float = execution(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)

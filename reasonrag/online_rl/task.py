@@ -74,7 +74,7 @@ class Task:
             return f"{len(self.questions)} questions, {len(self.held_out)} held out for validation"
         return (
             f"{len(self.questions)} questions, none held out: nothing is validated, and no best policy is kept "
-            "(validation.data and validation.split name some)"
+            "(validation.data names some)"
         )
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
@@ -287,7 +287,7 @@ def _held_out(settings: RLSettings, config: Config, training: Sequence[Question]
     # A split that --dataset names is that of training.
     data = validation.data or ",".join(name for name, _ in named_sets(settings.data or ""))
     has_dev = all(name == "demo" or "dev" in KNOWN.get(name, ()) for name, _ in named_sets(data))
-    split = validation.split or ("dev" if has_dev else None)
+    split = "dev" if has_dev else None
     if not validation.steps or (validation.data is None and split is None):
         return []
     source = config.questions.model_copy(update={"dataset": data, "split": split, "limit": None})
@@ -296,8 +296,8 @@ def _held_out(settings: RLSettings, config: Config, training: Sequence[Question]
     held_out = [question for question in candidates if question.question not in trained_on]
     if not held_out:
         raise ConfigError(
-            "validation has no question that is not trained on; give validation.data or validation.split others, or "
-            "set validation.steps to 0"
+            "validation has no question that is not trained on; give others as validation.data, or set "
+            "validation.steps to 0"
         )
     return sample_questions(held_out, validation.limit, seed=settings.seed)
 

@@ -397,7 +397,8 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
         # transformers 5 has no warmup_ratio: a number of steps below 1 is the share.
         "warmup_steps": settings.warmup_ratio,
         "per_device_eval_batch_size": settings.per_device_train_batch_size,
-        "eval_strategy": "steps" if "eval_steps" in type(settings).model_fields else "no",
+        "eval_strategy": "steps" if settings.eval_every else "no",
+        "eval_steps": settings.eval_every,
         "save_strategy": "steps",
         "save_total_limit": None,  # `GuardedTrainer` removes older checkpoints, and only after the new one is complete
         "max_length": None,

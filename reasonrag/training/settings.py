@@ -22,6 +22,7 @@ class TrainSettings(Section):
     """Settings that DPO, SFT and online training share."""
 
     log_every: ClassVar = 10  # optimizer steps between two lines of metrics
+    eval_every: ClassVar[int | None] = None  # optimizer steps between two evaluations on held-out rows
     former = constants(weight_decay=0.0, max_grad_norm=1.0, trust_remote_code=False)
     former_execution = constants(logging_steps=log_every, save_total_limit=2, gradient_checkpointing=None, threads=None)
 
@@ -60,7 +61,9 @@ class TrainSettings(Section):
 class PairSettings(TrainSettings):
     """Settings of training runs on recorded steps: DPO and SFT."""
 
+    eval_every = 200
     former = TrainSettings.former | constants(turn_end="as_sampled")
+    former_execution = TrainSettings.former_execution | constants(eval_steps=eval_every)
 
     gradient_accumulation_steps: int = setting(8, "forward passes per optimizer step", "--accumulation", ge=1)
     max_length: int | None = setting(
@@ -71,7 +74,6 @@ class PairSettings(TrainSettings):
     )
     num_train_epochs: float = setting(1.0, "passes over the training data", "--epochs", gt=0)
     max_steps: int = setting(-1, "optimizer steps; -1 trains for num_train_epochs")
-    eval_steps: int = execution(200, "optimizer steps between two evaluations on held-out pairs", ge=1)
 
     @field_validator("max_steps")
     @classmethod
@@ -145,6 +147,8 @@ class SFTSettings(PairSettings):
 class PRMSettings(PairSettings):
     """A process reward model: the probability of one of two tokens at the end of a step says what the step is worth."""
 
+    eval_every = 500
+
     alpha: float | None = setting(
         None, "SPRE decay per action; 1 removes the shortest-path term (default: value.alpha)", "--alpha", gt=0, le=1
     )
@@ -162,7 +166,6 @@ _DEMO: Tree = {
     "dtype": "float32",
     "per_device_train_batch_size": 16,
     "gradient_accumulation_steps": 1,
-    "eval_steps": 50,
 }
 DPO_PRESETS: dict[str, Tree] = {
     # The published configuration: full fine-tuning, 2 pairs per device and optimizer step.
@@ -183,4 +186,4 @@ SFT_PRESETS: dict[str, Tree] = {
     "reasonrag": {"method": "full", "learning_rate": 1e-6, "warmup_ratio": 0.2, "max_length": 10_000},
     "demo": {**_DEMO, "learning_rate": 2e-4, "num_train_epochs": 3},
 }
-PRM_PRESETS: dict[str, Tree] = {"demo": {**_DEMO, "learning_rate": 3e-4, "num_train_epochs": 1, "eval_steps": 500}}
+PRM_PRESETS: dict[str, Tree] = {"demo": {**_DEMO, "learning_rate": 3e-4, "num_train_epochs": 1}}

@@ -20,6 +20,7 @@ from tests.training.toys import dpo_settings, train, write_pairs
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 ROOT = Path(__file__).parents[2]
+EVERY_10 = {"logging_steps": 1, "eval_steps": 10}
 MARKS = ("complete.json", "training.json")  # name checksums and figures; no weight is read from them
 
 
@@ -38,7 +39,7 @@ def whole(policy, data, tmp_path_factory):
     """Twenty steps without interruption: the folder, the summary, the lines."""
     out = tmp_path_factory.mktemp("whole") / "dpo"
     lines = []
-    summary = train(dpo_settings(data, policy, max_steps=20, save_steps=5, eval_steps=10), out, log=lines.append)
+    summary = train(dpo_settings(data, policy, max_steps=20, save_steps=5, trainer=EVERY_10), out, log=lines.append)
     return out, summary, lines
 
 
@@ -140,7 +141,7 @@ def test_a_flipped_bit_of_a_checkpoint_or_of_the_policy_is_noticed(whole, rounds
 
 @pytest.mark.slow
 def test_the_same_settings_and_seed_give_the_same_weights_and_another_seed_others(whole, policy, data, tmp_path):
-    settings = {"max_steps": 20, "save_steps": 5, "eval_steps": 10}
+    settings = {"max_steps": 20, "save_steps": 5, "trainer": EVERY_10}
     quietly(dpo_settings(data, policy, **settings), tmp_path / "again")
     quietly(dpo_settings(data, policy, **settings, seed=1), tmp_path / "other")
     assert same(weights(tmp_path / "again"), weights(whole[0]), 0.0)
@@ -150,9 +151,7 @@ def test_the_same_settings_and_seed_give_the_same_weights_and_another_seed_other
 @pytest.mark.slow
 @pytest.mark.parametrize("reference", ["frozen", "precomputed"])
 def test_two_processes_train_one_policy_and_the_first_one_writes(reference, policy, data, tmp_path):
-    settings = dpo_settings(
-        data, policy, per_device_train_batch_size=4, reference=reference, max_steps=4, save_steps=2, eval_steps=4
-    )
+    settings = dpo_settings(data, policy, per_device_train_batch_size=4, reference=reference, max_steps=4, save_steps=2)
     done = child(settings, tmp_path / "dpo", processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("step 4/4  loss") == 1
@@ -161,7 +160,7 @@ def test_two_processes_train_one_policy_and_the_first_one_writes(reference, poli
     states = sorted(p.name for p in last_checkpoint(tmp_path / "dpo").glob("rng_state*"))
     assert states == ["rng_state_0.pth", "rng_state_1.pth"]
     alone = quietly(
-        dpo_settings(data, policy, per_device_train_batch_size=8, max_steps=4, save_steps=2, eval_steps=4),
+        dpo_settings(data, policy, per_device_train_batch_size=8, max_steps=4, save_steps=2),
         tmp_path / "alone",
     )
     assert summary["final"]["held_out"]["eval_loss"] == pytest.approx(alone["final"]["held_out"]["eval_loss"], abs=0.02)
@@ -171,7 +170,7 @@ def test_two_processes_train_one_policy_and_the_first_one_writes(reference, poli
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_after_the_step_and_the_same_call_goes_on(number, policy, data, tmp_path):
-    settings = dpo_settings(data, policy, save_steps=100, eval_steps=100)
+    settings = dpo_settings(data, policy, save_steps=100)
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     lines = []
 

@@ -152,7 +152,7 @@ def test_a_poisoned_pickle_is_never_executed(world: World, tmp_path: Path, round
     array = tmp_path / "poison.npy"
     np.save(array, np.array([Poison(made)], dtype=object), allow_pickle=True)
     policy = save_tiny_model(tmp_path / "policy")
-    settings = dpo_settings(write_pairs(tmp_path / "pairs", 8, 2), policy, max_steps=2, save_steps=1, eval_steps=2)
+    settings = dpo_settings(write_pairs(tmp_path / "pairs", 8, 2), policy, max_steps=2, save_steps=1)
     trained, planted, refused = tmp_path / "dpo", 0, 0
 
     def attempt(file: Path, use: Callable[[], object]) -> None:

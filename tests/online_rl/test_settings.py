@@ -18,7 +18,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 DAPO = {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.0, "sampling.dynamic": True, "mask_truncated": True}
 
 # 80 % of a data set, validated on the rest.
-SPLIT = {"limit": 12_000, "validation.split": "train", "validation.limit": 3000}
+SPLIT = {"limit": 12_000, "validation.data": "2wikimultihopqa:train", "validation.limit": 3000}
 
 
 @pytest.mark.parametrize("preset", sorted(RL_PRESETS))

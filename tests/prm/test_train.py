@@ -27,7 +27,7 @@ def trees(tmp_path_factory):
 
 
 def settings(trees, **more):
-    few = {"data": str(trees), "test_share": 0.4, "max_steps": 6, "save_steps": 3, "eval_steps": 3}
+    few = {"data": str(trees), "test_share": 0.4, "max_steps": 6, "save_steps": 3, "trainer.eval_steps": 3}
     return validate(PRMSettings, gather(PRM_PRESETS, preset="demo", overrides=few | more))
 
 

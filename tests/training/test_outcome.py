@@ -90,7 +90,7 @@ def test_going_on_with_an_adapter_of_an_adapter_keeps_the_reference(adapter, dat
 
     from reasonrag.core.errors import Interrupted
 
-    settings = dpo_settings(data, adapter, method="lora", save_steps=100, eval_steps=100, learning_rate=5e-3)
+    settings = dpo_settings(data, adapter, method="lora", save_steps=100, learning_rate=5e-3)
 
     def log(line):
         if line.startswith("step 2/"):

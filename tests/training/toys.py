@@ -112,9 +112,8 @@ def _quick(data: Path, model: Path | str) -> dict[str, Any]:
         "max_steps": 6,
         "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 1,
-        "trainer": {"logging_steps": 1},
+        "trainer": {"logging_steps": 1, "eval_steps": 3},
         "save_steps": 3,
-        "eval_steps": 3,
     }
 
 
