@@ -50,6 +50,7 @@ def settings_page() -> str:
         "In YAML, `no`, `off` and dates are texts, and aliases and merge keys work. A key that stands twice is refused",
         "with both lines, and so is a file whose aliases stand for more than 50,000 values.",
     ]
+    shown: set[tuple[str, ...]] = set()
     for title, model, presets in SETTINGS:
         lines += ["", f"## {title}", ""]
         if presets:
@@ -58,10 +59,19 @@ def settings_page() -> str:
         of_commands = flags(title)
         for name, field in fields(model):
             mark = " *" if EXECUTION in field.metadata else ""
-            row = [f"`{name}`{mark}", code(of_commands.get(name, "")), _type(field), _default(field)]
-            rows.append([*row, cell(field.description or "")])
-        lines += Table("", ["setting", "flag", "type", "default", "meaning"], rows).markdown(str)
+            row = (f"`{name}`{mark}", code(of_commands.get(name, "")), _type(field), _default(field))
+            rows.append((*row, cell(field.description or "")))
+        new = [row for row in rows if _but_flag(row) not in shown]
+        shown |= set(map(_but_flag, rows))
+        as_above = f", of which {len(rows) - len(new)} are as above" if len(new) < len(rows) else ""
+        lines += [f"{len(rows)} settings{as_above}.", ""]
+        lines += Table("", ["setting", "flag", "type", "default", "meaning"], new).markdown(str)
     return "\n".join(lines) + "\n"
+
+
+def _but_flag(row: tuple[str, ...]) -> tuple[str, ...]:
+    name, _, *others = row
+    return (name, *others)
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
