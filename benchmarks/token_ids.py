@@ -31,7 +31,7 @@ from reasonrag.formats.search_r1 import SearchR1Format
 from reasonrag.formats.tool_calls import ToolCallsFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.online_rl.transcript import Transcript, transcripts
+from reasonrag.online_rl.rows import Transcript, transcripts
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import Parts
 from reasonrag.pipeline.tables import export_pairs

@@ -45,9 +45,9 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.row_sampling import sampled_completion
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.reference_plans import load_plans
+from reasonrag.online_rl.rows import transcripts
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.online_rl.task import Task, batched_retrievers, needs_of, open_task
-from reasonrag.online_rl.transcript import transcripts
 from reasonrag.pipeline.models import open_llm
 from reasonrag.pipeline.parts import judge_service, open_engine
 from reasonrag.publish.exporters import output, verl_row, verl_schema
@@ -119,7 +119,7 @@ def check(settings: RLSettings, form: Format) -> frozenset[str]:
             "verl gives a reward no training step, so the stage has to be fixed: export twice, with "
             "reward.when_to_search.stages=one and then with two"
         )
-    needs = needs_of(settings)
+    needs = needs_of(settings, form)
     if hidden := needs - {"judge", "encoder", "plans"}:
         raise ConfigError(f"reward {name} needs {MISSING[min(hidden)]}; verl shows it texts alone")
     if "plans" in needs and settings.plans is None:

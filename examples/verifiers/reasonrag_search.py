@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -110,4 +111,4 @@ def _opened(settings: str) -> tuple[Task, Engine, Reward]:
     """Open questions, search, format and reward once for each combination of settings."""
     preset, overrides = json.loads(settings)
     resolved = load_rl_settings(RL_PRESETS, preset=preset, overrides=overrides)
-    return open_environment(resolved, Path(mkdtemp(prefix="reasonrag-"), "journal.sqlite"))[:3]
+    return open_environment(resolved, Path(mkdtemp(prefix="reasonrag-"), "journal.sqlite"), AsyncExitStack())

@@ -14,8 +14,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
@@ -43,7 +43,7 @@ from reasonrag.core.types import Completion, FinishReason, Prompt, Question, Tra
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
 from reasonrag.llm.chat_template import chat_with_tools
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.online_rl.task import Task, batched_retrievers, close_parts, open_task, open_task_reward
+from reasonrag.online_rl.task import Task, batched_retrievers, open_task, open_task_reward
 from reasonrag.pipeline.parts import sampling
 from reasonrag.rewards import Reward
 from reasonrag.rollout import Engine, derive_seed
@@ -344,10 +344,11 @@ def _constant(value: Any) -> Endpoint:
     return answer
 
 
-def open_environment(settings: RLSettings, journal: Path) -> tuple[Task, Engine, Reward, list[Any]]:
-    """Open what `rl train` trains on, for a `CurrentPolicy`; the list is what `close_parts` closes with the task."""
+def open_environment(settings: RLSettings, journal: Path, opened: AsyncExitStack) -> tuple[Task, Engine, Reward]:
+    """Open what `rl train` trains on, for a `CurrentPolicy`; `opened` closes it."""
     task, policy = open_task(settings), CurrentPolicy()
-    reward, _, closing = open_task_reward(settings, task, policy, journal)
+    opened.push_async_callback(task.aclose)
+    reward, _ = open_task_reward(settings, task, policy, journal, opened)
     config, retriever = task.config, batched_retrievers(task)[0]
     engine = Engine(
         policy,
@@ -358,13 +359,14 @@ def open_environment(settings: RLSettings, journal: Path) -> tuple[Task, Engine,
         top_k=config.retrieval.top_k,
         sampling=sampling(config.policy),
     )
-    return task, engine, reward, closing
+    return task, engine, reward
 
 
 def serve_environment(settings: RLSettings, listening: EnvironmentSettings) -> int:
     """Serve what `rl train` would train on until SIGTERM or Ctrl-C, and return the exit code."""
+    opened = AsyncExitStack()
     with TemporaryDirectory(prefix="reasonrag-") as folder:  # a judge's verdicts, for as long as the server runs
-        task, engine, reward, closing = open_environment(settings, Path(folder, "journal.sqlite"))
-        app = EnvironmentApp(engine, reward, task.questions, listening, partial(close_parts, closing, task))
+        task, engine, reward = open_environment(settings, Path(folder, "journal.sqlite"), opened)
+        app = EnvironmentApp(engine, reward, task.questions, listening, opened.aclose)
         about = f"{len(task.questions)} questions, format {task.format.name}, reward {settings.reward.name}"
         return run_app(app, about=about)

@@ -28,7 +28,7 @@ class JournaledLLM:
 
     Secrets in a reply are replaced before it is stored or used, so that a resumed run reads the same text. The policy
     of online training does not pass through here, as it is trained on its tokens as sampled; its secrets are replaced
-    when rollouts are written (`online_rl.rollout_log`).
+    when rollouts are written (`online_rl.monitoring`).
 
     A completion has what is stored of it, so that a resumed run goes on from the same values: log-probabilities in
     single precision, and no ids of the prompt, which are the most of what vLLM reports and which nothing reads.

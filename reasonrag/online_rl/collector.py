@@ -6,76 +6,98 @@ training run that was killed makes the same rollouts again from its last checkpo
 
 from __future__ import annotations
 
-import math
+import asyncio
+import contextlib
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import structlog
 
+from reasonrag.core import event_loop
 from reasonrag.core.errors import LLMError, RetrievalError, RunError
-from reasonrag.core.http import Retries, Unavailable
 from reasonrag.core.types import Question, Trajectory
+from reasonrag.core.watch import progressing
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.online_rl.advantages import has_variance
+from reasonrag.online_rl.rows import Group, Sample, Transcript, has_variance, transcripts
 from reasonrag.online_rl.settings import OutageSettings, SamplingSettings
-from reasonrag.online_rl.transcript import Transcript, transcripts
-from reasonrag.rewards.base import NO_REWARD, Reward, Score, finite
+from reasonrag.rewards.base import Reward, Score, finite
 from reasonrag.rollout import Engine, derive_seed, gather_all
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 # The cause of a missing score where dynamic sampling left a group with equal rewards out.
 FLAT = "flat"
+_CLOSE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One attempt of a group. `trajectory` is None, and so is the score's value, if the policy's backend failed."""
+class RolloutLoop:
+    """The event loop of rollouts, and the parts that are closed with it.
 
-    question: Question
-    index: int  # within its group
-    trajectory: Trajectory | None
-    transcripts: tuple[Transcript, ...]  # its training rows, at least one: see `transcript.transcripts`
-    score: Score
+    Args:
+        stall_s: seconds without any progress after which rollouts count as stalled.
+        in_background: run the loop in a thread, so that the next batch is made while this one is trained on.
+    """
 
-    @property
-    def policy_tokens(self) -> int:
-        """How many tokens the policy wrote."""
-        return sum(sum(row.mask) for row in self.transcripts)
+    def __init__(self, stall_s: float, *, in_background: bool = False) -> None:
+        self.parts = contextlib.AsyncExitStack()
+        self.stall_s = stall_s
+        self._runner = event_loop.runner()
+        self._thread: threading.Thread | None = None
+        if in_background:
+            run_forever = self._runner.get_loop().run_forever
+            self._thread = threading.Thread(target=run_forever, name="rollouts", daemon=True)
+            self._thread.start()
 
-    @property
-    def truncated(self) -> bool:
-        """Whether a token limit cut off any of its rows."""
-        return any(row.truncated for row in self.transcripts)
+    def __enter__(self) -> Self:
+        return self
 
-    @property
-    def awaits_reward(self) -> bool:
-        """Whether the reward is missing, but may be known when it is asked for again."""
-        return self.trajectory is not None and self.score.value is None and self.score.cause != NO_REWARD
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """All attempts at one question by one policy: `samples` are `[G]`."""
-
-    question: Question
-    samples: tuple[Sample, ...]
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
-    def rewards(self) -> list[float | None]:
-        """`[G]`, None for a sample without a reward."""
-        return [sample.score.value for sample in self.samples]
+    def in_background(self) -> bool:
+        return self._thread is not None
 
-    @property
-    def has_no_signal(self) -> bool:
-        """Whether all rewards are equal for good: no missing one can still make the group differ."""
-        pending = any(sample.awaits_reward or sample.trajectory is None for sample in self.samples)
-        return not pending and not has_variance(self.rewards)
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin work in the background, and return its future result."""
+        return asyncio.run_coroutine_threadsafe(self._watched(work), self._runner.get_loop())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of work; raise Stalled if it makes no progress."""
+        return self.start(work).result() if self.in_background else self._runner.run(self._watched(work))
+
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function in the thread of the loop: SQLite's connections belong to the thread that opens them."""
+
+        async def called() -> T:
+            return function(*args, **kwargs)
+
+        return self.run(called())
+
+    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
+        async with progressing(self.stall_s):
+            return await work
+
+    def close(self) -> None:
+        """Close the parts, cancel unfinished work, and close the loop unless something blocks it."""
+        with contextlib.suppress(RuntimeError):
+            self.run(self.parts.aclose())
+        if self._thread is not None:
+            loop = self._runner.get_loop()
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(_CLOSE_S)
+            if self._thread.is_alive():
+                return
+        self._runner.close()
 
 
 @dataclass(slots=True)
@@ -86,7 +108,7 @@ class Batch:
     dropped: int = 0  # groups that were replaced because all their rewards were equal
     flat: int = 0  # groups with equal rewards that remain
     rounds: int = 0  # of replacing
-    retried: int = 0  # trajectories whose reward was asked for again
+    retried: int = 0  # trajectories that were scored again
     unscored: dict[str, int] = field(default_factory=dict)  # trajectories without a reward, by cause
     seconds: float = 0.0  # of rollouts and rewards
 
@@ -216,37 +238,30 @@ class Collector:
         )
 
     async def _group(self, question: Question, seed: int, step: int) -> Group:
+        """Sample `G` trajectories of a question, and score them together."""
         seeds = [derive_seed(seed, question.dataset, question.id, index) for index in range(self.plan.group_size)]
-        rolled_out = await gather_all(roll_out(self.engine, question, seed) for seed in seeds)
-        attempts = [self._with_tokens(trajectory, cause) for trajectory, cause in rolled_out]
-        scores = iter(await self._scores([trajectory for trajectory, _, _ in attempts if trajectory is not None], step))
         samples = []
-        for index, (trajectory, rows, cause) in enumerate(attempts):
-            score = Score(None, cause=cause) if trajectory is None else next(scores)
-            samples.append(Sample(question, index, trajectory, rows, score))
+        attempts = await gather_all(roll_out(self.engine, question, attempt_seed) for attempt_seed in seeds)
+        for index, (trajectory, cause) in enumerate(attempts):
+            rows = transcripts(trajectory, self.chat) if trajectory is not None else ()
+            if rows:
+                samples.append(Sample(question, index, trajectory, tuple(map(self._ended, rows)), Score(None)))
+            else:  # the policy wrote nothing; TRL needs a row for each trajectory
+                empty = Transcript((self.end_id,), (self.end_id,), (0,), (0.0,), False)
+                samples.append(Sample(question, index, None, (empty,), Score(None, cause=cause or "empty")))
+        written = [sample for sample in samples if sample.trajectory is not None]
+        for sample, score in zip(written, await self._scores(written, step), strict=True):
+            samples[sample.index] = replace(sample, score=score)
         return Group(question, tuple(samples))
-
-    def _with_tokens(
-        self, trajectory: Trajectory | None, cause: str
-    ) -> tuple[Trajectory | None, tuple[Transcript, ...], str]:
-        """Return an attempt with its tokens; None and a cause if the policy wrote nothing."""
-        rows = () if trajectory is None else transcripts(trajectory, self.chat)
-        if not rows:
-            nothing = Transcript((self.end_id,), (self.end_id,), (0,), (0.0,), False)
-            return None, (nothing,), cause or "empty"
-        return trajectory, tuple(self._ended(row) for row in rows), ""
 
     def _ended(self, row: Transcript) -> Transcript:
         if self.max_tokens is not None and len(row.prompt_ids) + len(row.completion_ids) > self.max_tokens:
             row = replace(row, truncated=True)
         return row.ended(self.end_id)
 
-    async def _scores(self, trajectories: Sequence[Trajectory], step: int) -> list[Score]:
-        """Return one score per trajectory; a score whose value is missing, NaN or infinite has a cause.
-
-        Raises:
-            RunError: a user's reward returns another number of scores.
-        """
+    async def _scores(self, samples: Sequence[Sample], step: int) -> list[Score]:
+        """Return one score per trajectory; a score whose value is missing, NaN or infinite has a cause."""
+        trajectories = [sample.trajectory for sample in samples if sample.trajectory is not None]
         if not trajectories:
             return []
         scores = await self.reward.score(trajectories, step=step)
@@ -262,11 +277,7 @@ class Collector:
         return checked
 
     async def _complete(self, batch: Batch, step: int) -> bool:
-        """Ask again for missing rewards if there are too many; return whether any was asked for.
-
-        Raises:
-            RunError: they stay missing.
-        """
+        """Score again if too many rewards are missing; return whether that was needed. RunError: they stay missing."""
         allowed = self.outage.max_unscored * len(batch.samples)
         failed = Counter(sample.score.cause for sample in batch.samples if sample.trajectory is None)
         if failed.total() > allowed:
@@ -275,46 +286,32 @@ class Collector:
                 f"more than outage.max_unscored {self.outage.max_unscored:g} allows; shorten prompts, passages "
                 "(retrieval.max_passage_chars, top_k) or turns, or use a model with a larger context"
             )
-        retries = Retries(
-            deadline_s=math.inf, max_retries=self.retries, wait_s=lambda n: float(self.first_wait_s * 2 ** (n - 1))
-        )
-
-        async def complete() -> None:
-            if retries.failures:
-                await self._score_again(batch, [sample for sample in batch.samples if sample.awaits_reward], step)
+        for attempt in range(self.retries + 1):
             missing = [sample for sample in batch.samples if sample.awaits_reward]
-            if len(missing) > allowed:
-                causes = dict(Counter(sample.score.cause for sample in missing))
-                what = f"{len(missing)} of {len(batch.samples)} rewards of step {step + 1} are missing ({causes})"
-                log.warning(what)
-                raise Unavailable(what, cause="reward")
-
-        try:
-            await retries.run_async(complete)
-        except Unavailable as failure:
-            raise RunError(
-                f"{failure}, more than outage.max_unscored {self.outage.max_unscored:g} allows, after {self.retries} "
-                "retries; the state before that step is kept: check the reward and its judge, and run the same "
-                "command again to resume"
-            ) from failure
-        return retries.failures > 0
+            if len(missing) <= allowed:
+                return attempt > 0
+            causes = dict(Counter(sample.score.cause for sample in missing))
+            problem = f"{len(missing)} of {len(batch.samples)} rewards of step {step + 1} are missing ({causes})"
+            log.warning(problem)
+            if attempt < self.retries:
+                await asyncio.sleep(self.first_wait_s * 2**attempt)
+                await self._score_again(batch, missing, step)
+        raise RunError(
+            f"{problem}, more than outage.max_unscored {self.outage.max_unscored:g} allows, after {self.retries} "
+            "retries; the state before that step is kept: check the reward and its judge, and run the same "
+            "command again to resume"
+        )
 
     async def _score_again(self, batch: Batch, samples: Sequence[Sample], step: int) -> None:
         batch.retried += len(samples)
-        scores = await self._scores([s.trajectory for s in samples if s.trajectory is not None], step)
-        rescored = {id(sample): replace(sample, score=score) for sample, score in zip(samples, scores, strict=True)}
+        scores = iter(await self._scores(samples, step))
         for index, group in enumerate(batch.groups):
-            batch.groups[index] = Group(
-                group.question, tuple(rescored.get(id(sample), sample) for sample in group.samples)
-            )
+            scored = [replace(s, score=next(scores)) if s.awaits_reward else s for s in group.samples]
+            batch.groups[index] = Group(group.question, tuple(scored))
 
 
 def _set_aside(batch: Batch, flat: Sequence[int], step: int) -> None:
-    """Take the scores of the groups at the places `flat` back.
-
-    Raises:
-        RunError: all groups have equal rewards for good.
-    """
+    """Remove the scores of the groups at the places `flat`; RunError: all groups have equal rewards for good."""
     if all(group.has_no_signal for group in batch.groups):
         raise RunError(
             f"the rewards of each of {len(flat) + batch.dropped} groups of step {step + 1} are all equal, so there is "
@@ -323,12 +320,11 @@ def _set_aside(batch: Batch, flat: Sequence[int], step: int) -> None:
         )
     log.warning("batch is short: groups with equal rewards remain", step=step + 1, groups=len(flat))
     for index in flat:
-        group = batch.groups[index]
-        samples = [
-            sample if sample.score.value is None else replace(sample, score=Score(None, sample.score.parts, FLAT))
-            for sample in group.samples
-        ]
-        batch.groups[index] = Group(group.question, tuple(samples))
+        samples = []
+        for sample in batch.groups[index].samples:
+            score = sample.score if sample.score.value is None else Score(None, sample.score.parts, FLAT)
+            samples.append(replace(sample, score=score))
+        batch.groups[index] = Group(batch.groups[index].question, tuple(samples))
 
 
 async def roll_out(engine: Engine, question: Question, seed: int) -> tuple[Trajectory | None, str]:

@@ -19,7 +19,7 @@ from accelerate.utils import is_peft_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from reasonrag.online_rl.advantages import gae
+from reasonrag.online_rl.rows import gae
 from reasonrag.online_rl.settings import RLSettings
 
 STATE = "critic.safetensors"

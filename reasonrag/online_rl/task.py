@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from reasonrag.core import event_loop
 from reasonrag.core.config import Config, JudgeConfig
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError, DataError
@@ -32,6 +31,7 @@ from reasonrag.rewards.judge import JudgeService
 from reasonrag.storage.files import short_hash, size_and_digest
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.questions import KNOWN, named_sets, questions_fingerprint, sample_questions
+from reasonrag.training.run import TrainingData
 
 # Each entry is one query's passages; 100,000 entries of three long passages take about 1 GB, and cover more than an
 # epoch.
@@ -60,14 +60,23 @@ class Task:
         """16 hex digits that change with any of the content."""
         return short_hash(self.content_of)
 
-    def facts(self) -> dict[str, Any]:
-        return {
+    def data(self) -> TrainingData:
+        """Return what the training run records. The rows are numbers: the collector chooses the questions."""
+        facts = {
             "source": self.name,
             "checksum": self.content,
             "train": {"questions": len(self.questions)},
             "held_out": {"questions": len(self.held_out)},
             "content": self.content_of,
         }
+        rows = [{"prompt": str(number)} for number in range(self.sampler_rows)]
+        return TrainingData(self.content, self.card, facts, lambda: {"train": rows})
+
+    async def aclose(self) -> None:
+        """Close the retrievers."""
+        await self.retriever.aclose()
+        if self.held_out_retriever is not self.retriever:
+            await self.held_out_retriever.aclose()
 
     def describe(self) -> str:
         if self.held_out:
@@ -76,10 +85,6 @@ class Task:
             f"{len(self.questions)} questions, none held out: nothing is validated, and no best policy is kept "
             "(validation.data names some)"
         )
-
-    def rows(self) -> dict[str, list[dict[str, Any]]]:
-        """Return numbered rows for TRL's sampler: the collector chooses the questions, so that a restart can resume."""
-        return {"train": [{"prompt": str(number)} for number in range(self.sampler_rows)]}
 
 
 def open_task(settings: RLSettings) -> Task:
@@ -99,7 +104,7 @@ def open_task(settings: RLSettings) -> Task:
         )
     if settings.judge.spec is not None:
         check_llm(settings.judge.llm, "judge")
-    needs = needs_of(settings)
+    needs = needs_of(settings, format)
     plans, content = _reward_content(settings, needs)
     questions = open_questions(config)
     held_out = _held_out(settings, config, questions)
@@ -127,7 +132,7 @@ def open_task(settings: RLSettings) -> Task:
     )
 
 
-def needs_of(settings: RLSettings) -> frozenset[str]:
+def needs_of(settings: RLSettings, format: Format) -> frozenset[str]:
     """Return the names of the parts that the reward needs (`RewardParts`).
 
     Raises:
@@ -140,7 +145,7 @@ def needs_of(settings: RLSettings) -> frozenset[str]:
         given.add("plans")
     if settings.reward.prm.model is not None:
         given.add("scorer")
-    needs = reward_needs(settings.reward)
+    needs = reward_needs(settings.reward, format)
     if needs is None:  # a user's class that declares nothing: whatever there is
         return frozenset(given | {"encoder"})
     for part in sorted({"judge", "scorer"} & needs - given):
@@ -213,44 +218,36 @@ def open_task_reward(
     task: Task,
     policy: LLM,
     journal: Path,
+    opened: AsyncExitStack,
     *,
     decode: Callable[[Sequence[int]], str] | None = None,
-) -> tuple[Reward, JudgeService | None, list[Any]]:
-    """Open the reward with its judge, encoder and plans; also return the judge and what has to be closed at the end.
+) -> tuple[Reward, JudgeService | None]:
+    """Return the reward with its judge, encoder and plans, and the judge; `opened` closes them.
 
     The `policy` answers HiPRAG's queries without a search; `decode` is its tokenizer's, if it reports log-probs. The
     `journal` keeps the calls of the judge, and those that searches pay for, so that none is paid for twice.
-
-    Raises:
-        InputError: a part cannot be opened; parts opened before it are closed.
     """
-    from reasonrag.prm.scorer import open_scorer
-
     needs = task.needs
-    closing: list[Any] = []
     parts = RewardParts(task.format, policy=policy, plans=task.plans, decode=decode)
     if "encoder" in needs:
         parts = replace(parts, encoder=open_encoder(settings.reward.when_to_search.encoder))
-    try:
-        if (prm := settings.reward.prm.model) is not None:
-            scorer = open_scorer(prm)
-            closing.append(scorer)
-            parts = replace(parts, scorer=scorer)
-        keep_in = getattr(task.retriever, "keep_in", None)
-        if "judge" in needs or keep_in:
-            calls = Journal(journal)
-            closing.append(calls)
-        if keep_in:
-            keep_in(calls)
-        if "judge" in needs:
-            llm = JournaledLLM(open_llm(settings.judge.llm, "judge"), calls, kind="judge")
-            closing.insert(0, llm)
-            judge = judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts))
-            parts = replace(parts, judge=judge)
-        return open_reward(settings.reward, parts), parts.judge, closing
-    except BaseException:
-        event_loop.run(_close_all(closing))
-        raise
+    if "scorer" in needs and settings.reward.prm.model is not None:
+        from reasonrag.prm.scorer import open_scorer
+
+        scorer = open_scorer(settings.reward.prm.model)
+        opened.push_async_callback(scorer.aclose)
+        parts = replace(parts, scorer=scorer)
+    keep_in = getattr(task.retriever, "keep_in", None)
+    if "judge" in needs or keep_in:
+        calls = Journal(journal)
+        opened.callback(calls.close)
+    if keep_in:
+        keep_in(calls)
+    if "judge" in needs:
+        llm = JournaledLLM(open_llm(settings.judge.llm, "judge"), calls, kind="judge")
+        opened.push_async_callback(llm.aclose)
+        parts = replace(parts, judge=judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts)))
+    return open_reward(settings.reward, parts), parts.judge
 
 
 def batched_retrievers(task: Task) -> tuple[Retriever, Retriever]:
@@ -259,22 +256,6 @@ def batched_retrievers(task: Task) -> tuple[Retriever, Retriever]:
     if task.held_out_retriever is task.retriever:
         return training, training
     return training, BatchedRetriever(task.held_out_retriever, store=MemoryStore(KEPT_RANKINGS))
-
-
-async def close_parts(closing: list[Any], task: Task) -> None:
-    """Close the reward's parts, then the retrievers."""
-    await _close_all(closing)
-    await task.retriever.aclose()
-    if task.held_out_retriever is not task.retriever:
-        await task.held_out_retriever.aclose()
-
-
-async def _close_all(closing: list[Any]) -> None:
-    for part in closing:
-        if isinstance(part, Journal):
-            part.close()  # SQLite has to be closed in the thread that opened it
-        else:
-            await part.aclose()
 
 
 def _held_out(settings: RLSettings, config: Config, training: Sequence[Question]) -> list[Question]:

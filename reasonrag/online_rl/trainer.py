@@ -1,22 +1,19 @@
 """TRL's GRPOTrainer on our rollouts: it receives token rows with rewards, and never sees a tag or a judge.
 
 TRL expects one row per trajectory. A format that asks with a fresh prompt at each step gives several: TRL computes the
-advantages of the trajectories, and then each row gets its own; so do tokens, in PPO. TRL 1.16 documents `rollout_func`
-only in part; tests/online_rl/test_trainer.py checks what is relied on: tokens with mask 0 get no gradient, a mask may
-hold weights, prompts come repeated and in whole groups, a trajectory without a reward gets no advantage, and a row
-without an end token counts as truncated.
+advantages of the trajectories, and then each row gets its share; so do tokens, in PPO. TRL 1.16 documents
+`rollout_func` only in part; tests/online_rl/test_trainer.py checks what is relied on: tokens with mask 0 get no
+gradient, a mask may hold weights, prompts come repeated and in whole groups, a trajectory without a reward gets no
+advantage, and a row without an end token counts as truncated.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -30,20 +27,16 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
-from reasonrag.core import event_loop
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import one_line
-from reasonrag.core.watch import progressing
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.llm.weight_transfer import merged_parameters
-from reasonrag.online_rl.advantages import Baseline, advantage_scale, group_advantages
-from reasonrag.online_rl.collector import Batch, Collector, Group
+from reasonrag.online_rl.collector import Batch, Collector, RolloutLoop
+from reasonrag.online_rl.monitoring import Monitor, batch_metrics, mean_metrics, write_rollouts
 from reasonrag.online_rl.ppo import Critic, mean, token_advantages, whitened
-from reasonrag.online_rl.rollout_log import batch_metrics, write_rollouts
-from reasonrag.online_rl.rows import REWARD, Credit, Row, columns, training_rows
-from reasonrag.online_rl.settings import PPOSettings
-from reasonrag.online_rl.validation import Watch, mean_metrics
+from reasonrag.online_rl.rows import REWARD, Row, columns, group_advantages
+from reasonrag.online_rl.settings import RLSettings
 from reasonrag.training.trainer import ENOUGH_TOKENS, GuardedTrainer
 
 # TRL would print a whole trajectory for each missing reward; the collector counts them.
@@ -52,9 +45,8 @@ logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
 log = structlog.get_logger()
 
 T = TypeVar("T")
-_CLOSE_S = 60.0
 
-# A forward pass of more tokens is no faster by the token, and pads more.
+# A forward pass of more tokens is not faster per token, and wastes more on padding.
 _ENOUGH_TOKENS = {"cpu": ENOUGH_TOKENS, "gpu": 16_384}
 
 
@@ -65,63 +57,46 @@ class Rollouts:
     collector: Collector
     local: TransformersLLM | None  # the engine's LLM if it uses the trainer's own weights
     weights: VLLMServerSync | None  # sends the weights to an engine elsewhere
-    # Its event loop runs the rollouts: in the background, those of the next batch while this one is trained on.
-    runner: asyncio.Runner | BackgroundRunner
+    loop: RolloutLoop
     folder: Path  # gets a file of trajectories per step
-    stall_s: float  # how long nothing at all may get on
-    batch_steps: int = 1  # optimizer steps that use one batch
-    credit: Credit = "trajectory"  # whose advantage a row gets
-    baseline: Baseline = "group"  # what a trajectory is compared with
-    tokens: PPOSettings | None = None  # if each token has an advantage
-
-    async def watched(self, work: Awaitable[T]) -> T:
-        """Return the result of work; raise Stalled once it does not get on."""
-        async with progressing(self.stall_s):
-            return await work
-
-
-class BackgroundRunner:
-    """What `asyncio.Runner` is, with the loop in a thread, so that work can be started and waited for later."""
-
-    def __init__(self) -> None:
-        self._runner = event_loop.runner()
-        self._loop = self._runner.get_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
-        self._thread.start()
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Return at once; the result comes later."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result."""
-        return self.start(work).result()
-
-    def close(self) -> None:
-        """Cancel what is unfinished, and close the loop, unless something blocks it."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_S)
-        if not self._thread.is_alive():
-            self._runner.close()
 
 
 class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
-    """TRL's GRPOTrainer, whose rollouts are made by our engine and scored by our reward."""
+    """TRL's GRPOTrainer, with rollouts of our engine, scored by our reward.
 
-    def __init__(self, *args: Any, rollouts: Rollouts, watch: Watch, importance: bool = False, **kwargs: Any) -> None:
+    Args:
+        next_rows: makes the batch of the step after so many, and its training rows; see `train.train_online`.
+        rollouts: the parts that `next_rows` uses.
+        monitor: guards, validation and the reward's schedule.
+        settings: of the training run.
+        importance: correct for the difference between the engine's log-probabilities and the trainer's.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        next_rows: Callable[[AgenticGRPOTrainer, int], tuple[Batch, list[Row]]],
+        rollouts: Rollouts,
+        monitor: Monitor,
+        settings: RLSettings,
+        importance: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, reward_funcs=[episode_reward], rollout_func=self._rollout, **kwargs)
+        self.next_rows = next_rows
         self.rollouts = rollouts
-        self.watch = watch
+        self.monitor = monitor
+        self.settings = settings
+        self.batch_steps = settings.rollout.minibatches  # optimizer steps that use one batch
         self.pushed: int | None = None  # the step of the weights that the engine has
-        self.next: tuple[int, Future[Batch]] | None = None  # the next batch, and the step of its weights
+        self.ahead: tuple[int, Future[Batch]] | None = None  # the step of the weights of the next batch, and the batch
         self.critic: Critic | None = None  # of PPO; set after __init__, which sets the seed
-        self.groups: list[Group] = []  # of this process's current batch
-        self.rows: list[Row] = []  # and its training rows
-        self.write: Callable[..., None]  # writes its rollouts
+        self.batch = Batch([])  # of this process
+        self.rows: list[Row] = []  # its training rows, and padding
         self.written = torch.empty(0)  # `[R, T]` of rows that are scored next: above 0 where the policy wrote a token
         self.averaging: str = self.args.loss_type
         if self.averaging in ("grpo", "dr_grpo"):
-            # TRL divides the sum of this loss by a number that it is given: with `weigh` it is any of them.
+            # TRL divides the sum of this loss by a given number: with `weigh` it is any of them.
             self.loss_type: str = "dapo"
         if importance:
             # Set after __init__, which would otherwise start a vLLM engine. From here on it means: sync the weights
@@ -131,37 +106,35 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             self.use_vllm, self.vllm_generation, self._last_loaded_step = True, no_engine, -1
 
     def _rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any] | None]:
-        step = self.state.global_step
-        number = step // self.rollouts.batch_steps
-        collector, (made_at, begun) = self.rollouts.collector, self.next or (step, None)
-        work = partial(collector.batch, number, step=step) if begun is None else partial(_result, begun)
-        batch = self.run_everywhere(work, step=step)
-        self.next = None
-        if len(batch.samples) != len(prompts):
-            raise RuntimeError(f"{len(batch.samples)} trajectories for {len(prompts)} rows of a batch")
-        self._record(batch, step)
-        if isinstance(runner := self.rollouts.runner, BackgroundRunner):
-            self._metrics["train"]["rollout/age"].append(float(step - made_at))
-            then = step + self.rollouts.batch_steps
-            if then < self.state.max_steps:  # after `_record`: the reward has observed this batch
-                self.next = step, runner.start(self.rollouts.watched(collector.batch(number + 1, step=then)))
-        rows = training_rows(
-            batch.groups,
-            mask_truncated=self.mask_truncated_completions,
-            credit=self.rollouts.credit,
-            by_token=self.rollouts.tokens is not None,
-        )
+        """Return the columns of a new batch; TRL calls this where it would generate."""
+        self.batch, rows = self.next_rows(self, self.state.global_step)
+        if len(self.batch.samples) != len(prompts):
+            raise RuntimeError(f"{len(self.batch.samples)} trajectories for {len(prompts)} rows of a batch")
         # TRL divides the rows of each process into so many parts of one size, and drops what remains.
         parts = self.args.steps_per_generation
         count = -(-max(gather_object([len(rows)])) // parts) * parts
         self.rows = rows + [Row.padding(self._tokenizer.pad_token_id)] * (count - len(rows))
         self.written = pad_sequence([torch.tensor(row.mask) for row in self.rows], batch_first=True)
-        made = columns(self.rows, batch.samples)
+        made = columns(self.rows, self.batch.samples)
         if self.use_vllm and made["logprobs"] is None:
             raise RunError(
                 "the rollouts come without log-probabilities, which the correction needs; set importance to off"
             )
         return made
+
+    def roll_out(self, step: int) -> Batch:
+        """Return this process's scored rollouts for the step after `step`; rollouts ahead may have begun before."""
+        collector, loop, number = self.rollouts.collector, self.rollouts.loop, step // self.batch_steps
+        made_at, begun = self.ahead or (step, None)
+        batch = self.run_everywhere(lambda: _result(begun) if begun else collector.batch(number, step=step), step=step)
+        self.ahead = None
+        self.record(batch, step)
+        if loop.in_background:
+            self._metrics["train"]["rollout/age"].append(float(step - made_at))
+            then = step + self.batch_steps
+            if then < self.state.max_steps:  # after `record`: the reward has observed this batch
+                self.ahead = step, loop.start(collector.batch(number + 1, step=then))
+        return batch
 
     def run_everywhere(self, work: Callable[[], Coroutine[Any, Any, T]], *, step: int) -> T:
         """Run `work` on every process. If it fails on any of them, all save a checkpoint and stop.
@@ -173,46 +146,69 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         results: list[T] = []
         failure: Exception | None = None
         try:
-            if self.next is not None:  # no trajectory mixes two versions of the weights
-                wait([self.next[1]])
+            if self.ahead is not None:  # no trajectory mixes two versions of the weights
+                wait([self.ahead[1]])
             with self._current_weights(step):
-                results.append(self.rollouts.runner.run(self.rollouts.watched(work())))
+                results.append(self.rollouts.loop.run(work()))
         except Exception as error:  # of any kind: the other processes wait for this one
             failure = error
         message = one_line(f"{type(failure).__name__}: {failure}")[:500] if failure else None
         failures = [text for text in gather_object([message]) if text is not None]
         if failures:
-            self._save_before_stop(step)
+            # A checkpoint, unless the step has one or a batch of rollouts is only partly used.
+            exists = gather_object([(Path(self.args.output_dir) / f"checkpoint-{step}").exists()])[0]
+            if step and step % self.batch_steps == 0 and not exists:
+                self._save_checkpoint(self.model, trial=None)
             raise failure or RunError(f"another process of this training run failed ({failures[0]})")
         return results[0]
-
-    def _save_before_stop(self, step: int) -> None:
-        """Save a checkpoint, unless the step has one or a batch of rollouts is only partly used."""
-        exists = gather_object([(Path(self.args.output_dir) / f"checkpoint-{step}").exists()])[0]
-        if step and step % self.rollouts.batch_steps == 0 and not exists:
-            self._save_checkpoint(self.model, trial=None)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         # A run resumes with a new batch, so it is neither stopped nor saved in the middle of one. A signal or a
         # collapse is noticed again after the next step.
-        if self.state.global_step % self.rollouts.batch_steps and self.state.global_step < self.state.max_steps:
+        if self.state.global_step % self.batch_steps and self.state.global_step < self.state.max_steps:
             self.control.should_training_stop = self.control.should_save = False
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if tokens := self.rollouts.tokens:
+        """Return TRL's tensors of a new batch with the advantage of each row, or of each token.
+
+        TRL makes the batch (`_rollout`), scores its tokens with the old and the reference policy, and computes the
+        advantages of GRPO: (reward - mean of the group) / deviation.
+        """
+        by_token = self.settings.by_token
+        if by_token:
             self.beta = self.args.beta  # here TRL scores the tokens with the reference model, too
         out: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if tokens:
-            out["advantages"] = self._by_token(out, tokens)
+        if by_token:
+            out["advantages"] = self._token_advantages(out)
             self.beta = 0.0  # the penalty is in the rewards, and not in the loss
-        elif self.rollouts.baseline == "others":
-            own = [group_advantages(group.rewards, baseline="others", scale="none") for group in self.groups]
+        elif self.settings.algorithm == "rloo":
+            groups = self.batch.groups
+            own = [group_advantages(group.rewards, baseline="others", scale=False) for group in groups]
             out["advantages"] = torch.tensor(own, device=out["advantages"].device).flatten()
         scored = torch.tensor(sum(row[REWARD] is not None for row in inputs), device=self.accelerator.device)
-        return self.weigh(out, scored=int(self.accelerator.gather(scored).sum()))
+        weighed = self.weigh(out, scored=int(self.accelerator.gather(scored).sum()))
+        self._write_rollouts(out["advantages"], weighed["advantages"], (out["completion_mask"] * out["tool_mask"]) > 0)
+        return weighed
 
-    def _by_token(self, out: dict[str, Any], settings: PPOSettings) -> Any:
+    def _write_rollouts(self, of_trajectories: Any, of_rows: Any, own: Any) -> None:
+        """Log the rollouts with the advantages of the loss, `[N]` or `[R, T]`, `[R]` or `[R, T]`; `own`: `[R, T]`."""
+        if of_rows.dim() == 2:
+            of_rows = (of_rows * own).sum(1) / own.sum(1).clamp(min=1)
+        if of_trajectories.dim() == 2:  # of tokens: a trajectory has the mean of its rows
+            counts = [len(sample.transcripts) for sample in self.batch.samples]
+            of_trajectories = torch.stack([rows.mean() for rows in of_rows[: sum(counts)].split(counts)])
+        write_rollouts(
+            self.batch,
+            of_trajectories.tolist(),
+            of_rows.tolist(),
+            self.rollouts.folder,
+            step=self.state.global_step,
+            process=self.args.process_index,
+            format=self.rollouts.collector.engine.format,
+        )
+
+    def _token_advantages(self, out: dict[str, Any]) -> Any:
         """Return `[R, T]` whitened advantages of PPO, whose critic then learns from the batch, or of REINFORCE++.
 
         REINFORCE++ (arXiv:2501.03262) is the same without a critic: all values are 0, and lambda is 1.
@@ -229,7 +225,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         batch = {name: out[name] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
         if critic is not None:
             batch["number"] = torch.arange(len(own), device=own.device)
-            values, lam = critic.values(self._split(batch), rewards), settings.lam
+            values, lam = critic.values(self._split(batch), rewards), self.settings.ppo.lam
         owners = [row.owners[0] for row in self.rows]
         advantages = token_advantages(rewards, values, own, owners, lam=lam)
         if critic is not None:
@@ -240,7 +236,6 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             advantages = whitened(advantages, own, self.accelerator)
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
-        self.write(by_row=(advantages.sum(1) / own.sum(1).clamp(min=1)).tolist())
         return advantages
 
     def _old_logps(self, out: dict[str, Any]) -> Any:
@@ -361,36 +356,18 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         finally:
             state._set_sync_gradients(before)
 
-    def _record(self, batch: Batch, step: int) -> None:
-        """Report a batch to the log, the guards and the reward, and write its rollouts."""
-        format = self.rollouts.collector.engine.format
-        means = mean_metrics(gather_object([batch_metrics(batch, format)]))
+    def record(self, batch: Batch, step: int) -> None:
+        """Report a batch to the log, the guards and the reward."""
+        means = mean_metrics(gather_object([batch_metrics(batch, self.rollouts.collector.engine.format)]))
         for name, value in means.items():
             self._metrics["train"][name].append(value)
-        self.watch.metrics = means
+        self.monitor.metrics = means
         # The reward has to observe the same scores on all processes.
         scores = gather_object([sample.score for sample in batch.samples])
-        self.watch.reward.observe(scores, step=step)
-        rewards = [score.value for score in scores]
-        said = self.watch.equal_rewards(rewards)
-        if said and self.accelerator.is_main_process:
-            log.warning(said, step=step + 1)
-        scale, spread = advantage_scale(self.scale_rewards if self.rollouts.baseline == "group" else "none", rewards)
-        self.groups = batch.groups
-        self.write = partial(
-            write_rollouts,
-            batch,
-            self.rollouts.folder,
-            step=step,
-            process=self.args.process_index,
-            format=format,
-            baseline=self.rollouts.baseline,
-            scale=scale,
-            spread=spread,
-            credit=self.rollouts.credit,
-        )
-        if self.rollouts.tokens is None:  # the advantages of tokens are known later
-            self.write()
+        self.monitor.reward.observe(scores, step=step)
+        warning = self.monitor.equal_rewards([score.value for score in scores])
+        if warning and self.accelerator.is_main_process:
+            log.warning(warning, step=step + 1)
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         # A validation comes between two steps: TRL would log the next step's metrics with it.
@@ -398,14 +375,14 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         parent.log(self, {**logs, "seconds": round(self.seconds, 2)}, start_time)
 
     def save_extra_state(self, checkpoint: Path) -> None:
-        self.watch.save(checkpoint)
+        self.monitor.save(checkpoint)
         if self.critic is not None:
             self.critic.save(checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self.watch.restore(Path(checkpoint))
+            self.monitor.restore(Path(checkpoint))
             if self.critic is not None:
                 self.critic.restore(Path(checkpoint))
 
@@ -423,15 +400,15 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             yield
 
 
-class WatchCallback(TrainerCallback):  # type: ignore[misc]
-    """Calls `begin` with the step before training, validates, saves the best policy, and stops a collapsing run."""
+class MonitorCallback(TrainerCallback):  # type: ignore[misc]
+    """Validates, saves the best policy, and stops a collapsing run. `begin` gets the step before training."""
 
     def __init__(
         self, trainer: AgenticGRPOTrainer, *, begin: Callable[[int], None], save_best: Callable[[], None]
     ) -> None:
         self.trainer = trainer
         self.begin = begin
-        self.watch = trainer.watch
+        self.monitor = trainer.monitor
         self.save_best = save_best
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -440,18 +417,18 @@ class WatchCallback(TrainerCallback):  # type: ignore[misc]
             self._validate(args, 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        step, watch = state.global_step, self.watch
-        if step % self.trainer.rollouts.batch_steps == 0:
-            watch.collapse = watch.guards.update(watch.metrics)
-        if watch.collapse:
+        step, monitor = state.global_step, self.monitor
+        if step % self.trainer.batch_steps == 0:
+            monitor.collapse = monitor.guards.update(monitor.metrics)
+        if monitor.collapse:
             control.should_training_stop = control.should_save = True
-        if watch.every and (step % watch.every == 0 or step >= state.max_steps):
+        if monitor.every and (step % monitor.every == 0 or step >= state.max_steps):
             log_step = control.should_log  # logging the validation resets it
             self._validate(args, step)
             control.should_log = log_step
 
     def _validate(self, args: Any, step: int) -> None:
-        validation = self.watch.validation
+        validation = self.monitor.validation
         if validation is None:
             return
         rows = self.trainer.run_everywhere(

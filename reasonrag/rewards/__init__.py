@@ -8,6 +8,7 @@ from typing import Any
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import import_plugin, make_plugin
 from reasonrag.core.settings import nearest
+from reasonrag.formats.base import Format
 from reasonrag.rewards.base import MISSING, Encoder, Reward, RewardParts, Score
 from reasonrag.rewards.functions import FunctionReward, trl_columns
 from reasonrag.rewards.hiprag import HiPRAGReward
@@ -29,11 +30,11 @@ REWARDS: dict[str, Callable[[RewardSettings, RewardParts], Reward]] = {
 __all__ = ["REWARDS", "Encoder", "Reward", "RewardParts", "RewardSettings", "Score", "open_reward", "reward_needs"]
 
 
-def reward_needs(settings: RewardSettings) -> frozenset[str] | None:
+def reward_needs(settings: RewardSettings, format: Format) -> frozenset[str] | None:
     """Return the parts that the named reward needs, without making it; None if a user's class does not declare them.
 
     Raises:
-        ConfigError: there is no reward of that name, or a function has no known form.
+        ConfigError: there is no reward of that name, it does not suit the format, or a function has no known form.
     """
     reward: Any
     if ":" not in settings.name:
@@ -48,7 +49,7 @@ def reward_needs(settings: RewardSettings) -> frozenset[str] | None:
             trl_columns(reward, settings.name)
             return frozenset()
     needs = getattr(reward, "needs", None)
-    return needs(settings) if callable(needs) else needs
+    return needs(settings, format) if callable(needs) else needs
 
 
 def open_reward(settings: RewardSettings, parts: RewardParts) -> Reward:
@@ -68,6 +69,6 @@ def open_reward(settings: RewardSettings, parts: RewardParts) -> Reward:
 
 def check_needs(settings: RewardSettings, parts: RewardParts) -> None:
     """Raise ConfigError if the named reward needs a part that is missing."""
-    for need in sorted(reward_needs(settings) or ()):
+    for need in sorted(reward_needs(settings, parts.format) or ()):
         if getattr(parts, need, None) is None:
             raise ConfigError(f"reward {settings.name} needs {MISSING.get(need, need)}")

@@ -53,9 +53,9 @@ class Score:
 class Reward(Protocol):
     """Scores trajectories of one format. Safe to call from many tasks at once.
 
-    A class may declare the parts of `RewardParts` that it uses as `needs`, a set of their names, or a static method
-    that returns the set for some `RewardSettings`. Only these are opened. Without a declaration all parts are given
-    that the settings name.
+    A class may declare the parts of `RewardParts` that it uses as `needs`: a set of their names, or a static method
+    that returns the set for `RewardSettings` and a format. Only these are opened. Without a declaration all parts are
+    given that the settings name.
     """
 
     async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:

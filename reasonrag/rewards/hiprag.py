@@ -12,7 +12,7 @@ from typing import Literal
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import Message, Prompt
-from reasonrag.formats.base import Block, Reading
+from reasonrag.formats.base import Block, Format, Reading
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rewards.base import BatchReward, Components, Read, RewardParts, Score
 from reasonrag.rewards.judge import JudgeService
@@ -216,7 +216,7 @@ class HiPRAGReward(BatchReward):
     """
 
     @staticmethod
-    def needs(settings: RewardSettings) -> frozenset[str]:
+    def needs(settings: RewardSettings, format: Format) -> frozenset[str]:
         if not settings.hiprag.detects:
             return frozenset()
         return frozenset({"judge", "policy"} if settings.hiprag.over_search else {"judge"})

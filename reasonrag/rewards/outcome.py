@@ -14,6 +14,7 @@ from typing import Any
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Completion, Search, Trajectory
+from reasonrag.formats.base import Format
 from reasonrag.rewards.base import BatchReward, Read, RewardParts, Score
 from reasonrag.rewards.settings import RewardSettings
 
@@ -42,6 +43,12 @@ def outcome_reward(
     """
     value = answer * (1 - format_weight) + format_weight * well_formed
     return max(value, answer_present) if answered else value
+
+
+def search_tag(format: Any) -> str | None:
+    """Return the tag that opens a search; None in formats that have none, as only those of one growing turn do."""
+    mark = getattr(format, "query_mark", None)
+    return None if mark is None else mark or f"<{format.search}>"
 
 
 def search_confidence(trajectory: Trajectory, opening: str, decode: Callable[[Sequence[int]], str]) -> float | None:
@@ -77,21 +84,21 @@ class OutcomeReward(BatchReward):
     """
 
     @staticmethod
-    def needs(settings: RewardSettings) -> frozenset[str]:
-        return frozenset({"decode"} if settings.outcome.search_confidence else ())
+    def needs(settings: RewardSettings, format: Format) -> frozenset[str]:
+        if not settings.outcome.search_confidence:
+            return frozenset()
+        if not search_tag(format):
+            raise ConfigError(
+                f"reward.outcome.search_confidence reads a search tag, and format {format.name!r} has none; set it to "
+                "0, or choose a format of one growing turn"
+            )
+        return frozenset({"decode"})
 
     def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
         super().__init__(parts)
         self.settings = settings.outcome
         self.decode = parts.decode
-        form: Any = parts.format
-        mark = getattr(form, "query_mark", None)  # only formats of one growing turn have one
-        self.opening = None if mark is None else mark or f"<{form.search}>"
-        if self.settings.search_confidence and self.opening is None:
-            raise ConfigError(
-                f"reward.outcome.search_confidence reads a search tag, and format {parts.format.name!r} has none; set "
-                "it to 0, or choose a format of one growing turn"
-            )
+        self.opening = search_tag(parts.format)
 
     async def _value(self, read: Read, step: int) -> float:
         settings, parts = self.settings, read.parts

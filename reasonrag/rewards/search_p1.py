@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from reasonrag.formats.base import Format
 from reasonrag.rewards.base import BatchReward, Read, RewardParts, trajectory_text
 from reasonrag.rewards.settings import RewardSettings
 from reasonrag.rewards.verdicts import ReferencePlan, path_scores
@@ -138,7 +139,7 @@ class SearchP1Reward(BatchReward):
     """
 
     @staticmethod
-    def needs(settings: RewardSettings) -> frozenset[str]:
+    def needs(settings: RewardSettings, format: Format) -> frozenset[str]:
         chosen, needs = settings.search_p1, set()
         if chosen.self_track or chosen.reference_track or chosen.outcome == "soft":
             needs.add("judge")

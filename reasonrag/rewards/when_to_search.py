@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from reasonrag.core.text import one_line
+from reasonrag.formats.base import Format
 from reasonrag.rewards.base import BatchReward, Read, RewardParts, Score, queries
 from reasonrag.rewards.settings import RewardSettings
 from reasonrag.rewards.verdicts import answer_matches
@@ -217,7 +218,7 @@ class WhenToSearchReward(BatchReward):
     """
 
     @staticmethod
-    def needs(settings: RewardSettings) -> frozenset[str]:
+    def needs(settings: RewardSettings, format: Format) -> frozenset[str]:
         needs = set()
         if settings.when_to_search.correct == "judge":
             needs.add("judge")

@@ -29,7 +29,7 @@ from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.llm.server import ServerLLM
-from reasonrag.online_rl.transcript import transcripts
+from reasonrag.online_rl.rows import transcripts
 from reasonrag.pipeline.tables import label
 from reasonrag.rewards.base import trajectory_text
 from reasonrag.rollout import Engine

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.online_rl.advantages import advantage_scale, group_advantages, has_variance
+from reasonrag.online_rl.rows import group_advantages, has_variance
 
 LOGS = Path(__file__).parents[3] / "shared" / "data" / "rollouts" / "grpo_groups.jsonl.gz"
 
@@ -46,9 +46,3 @@ def test_members_without_a_reward_are_in_no_mean_and_no_deviation():
 def test_groups_that_teach_nothing_have_no_advantage(rewards):
     assert group_advantages(rewards) == [0.0] * len(rewards)
     assert not has_variance(rewards)
-
-
-def test_the_scale_of_a_batch_is_its_deviation():
-    scale, spread = advantage_scale("batch", [0.0, 1.0, None, 2.0])
-    assert (scale, spread) == ("none", pytest.approx(1.0001))
-    assert advantage_scale("group", [0.0, 1.0]) == ("group", 1.0)

@@ -11,9 +11,7 @@ import pytest
 
 from reasonrag.core.errors import RunError
 from reasonrag.core.types import Completion, Prompt, Search, Step, StopReason, Trajectory
-from reasonrag.online_rl.advantages import gae
-from reasonrag.online_rl.rows import REWARD, token_rewards
-from reasonrag.online_rl.transcript import Transcript
+from reasonrag.online_rl.rows import REWARD, Transcript, gae, token_rewards
 from reasonrag.rewards import Score
 from tests.online_rl.test_rows import sample
 from tests.online_rl.test_trainer import gradient, listen, logprobs, move, read, rolled_out
@@ -25,15 +23,15 @@ ANY: dict[str, Any] = {"outage__max_unscored": 1.0, "reward__name": f"{TOYS}:Hol
 
 
 def test_gae_is_the_sum_of_its_definition():
-    """Eq. 16 of arXiv:1506.02438, written out: the advantage at t is the sum of (gamma lambda)^l delta at t + l."""
-    rewards, values, gamma, lam = [0.1, 0.0, -0.2, 1.0], [0.5, 0.4, 0.9, 0.3], 0.9, 0.8
+    """Eq. 16 of arXiv:1506.02438, written out with gamma 1: the advantage at t is the sum of lambda^l delta at t + l."""
+    rewards, values, lam = [0.1, 0.0, -0.2, 1.0], [0.5, 0.4, 0.9, 0.3], 0.8
     following = [*values[1:], 0.0]
-    deltas = [reward + gamma * later - value for reward, later, value in zip(rewards, following, values, strict=True)]
-    for place, advantage in enumerate(gae(rewards, values, gamma=gamma, lam=lam)):
-        expected = sum((gamma * lam) ** ahead * delta for ahead, delta in enumerate(deltas[place:]))
+    deltas = [reward + later - value for reward, later, value in zip(rewards, following, values, strict=True)]
+    for place, advantage in enumerate(gae(rewards, values, lam=lam)):
+        expected = sum(lam**ahead * delta for ahead, delta in enumerate(deltas[place:]))
         assert advantage == pytest.approx(expected, abs=1e-12)
     returns = [sum(rewards[place:]) for place in range(4)]
-    assert gae(rewards, [0.0] * 4) == pytest.approx(returns, abs=1e-12), "V = 0, lambda = gamma = 1"
+    assert gae(rewards, [0.0] * 4) == pytest.approx(returns, abs=1e-12), "V = 0, lambda = 1"
     assert gae(rewards, values) == pytest.approx([r - v for r, v in zip(returns, values, strict=True)], abs=1e-12)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from reasonrag.core.types import Completion, Span
 from reasonrag.formats import FORMATS
 from reasonrag.online_rl.collector import Batch, Group, Sample
-from reasonrag.online_rl.rollout_log import batch_metrics, over_under, write_rollouts
-from reasonrag.online_rl.transcript import Transcript
+from reasonrag.online_rl.monitoring import batch_metrics, over_under, write_rollouts
+from reasonrag.online_rl.rows import Transcript
 from reasonrag.rewards import Score
 from tests.online_rl.toys import rollouts
 from tests.rewards.toys import hiprag
@@ -54,20 +52,17 @@ def test_over_and_under_search_are_shares_of_the_steps_with_a_verdict():
 
 
 def test_every_trajectory_is_kept_with_all_that_its_reward_is_made_of(tmp_path):
-    write_rollouts(MADE, tmp_path / "rollouts", step=6, process=1, format=FORMAT)
+    advantages = [0.7, -0.7, 0.0, 0.0]
+    write_rollouts(MADE, advantages, advantages, tmp_path / "rollouts", step=6, process=1, format=FORMAT)
     rows = rollouts(tmp_path, 7, process=1)
     assert [row["reward"] for row in rows] == [1.0, 0.5, None, None]
     assert [row["cause"] for row in rows] == ["", "", "timeout", "context_overflow"]
-    assert [row["advantage"] for row in rows] == [pytest.approx(a, abs=1e-3) for a in (0.707, -0.707, 0.0, 0.0)]
+    assert [row["advantage"] for row in rows] == advantages
+    assert [row["row_advantages"] for row in rows] == [[advantage] for advantage in advantages]
     assert dict(rows[0]["parts"]) == PARTS
     assert dict(rows[2]["parts"])["over"] is None
     assert rows[0]["turn"].endswith("</answer>") and rows[3]["turn"] == ""
     assert (rows[0]["tokens"], rows[0]["policy_tokens"], rows[0]["well_formed"]) == (3, 2, True)
-
-
-def test_advantages_are_written_as_they_are_trained_with(tmp_path):
-    write_rollouts(MADE, tmp_path / "rollouts", step=0, process=0, format=FORMAT, scale="none", spread=0.5)
-    assert [row["advantage"] for row in rollouts(tmp_path, 1)] == [0.5, -0.5, 0.0, 0.0]
 
 
 def test_a_secret_is_not_written_and_what_is_trained_on_keeps_it(tmp_path):
@@ -79,7 +74,7 @@ def test_a_secret_is_not_written_and_what_is_trained_on_keeps_it(tmp_path):
     trajectory = replace(RIGHT, question=question, steps=(*RIGHT.steps[:-1], step))
     (sample, *_) = MADE.samples
     told = Batch([Group(question, (replace(sample, question=question, trajectory=trajectory),))])
-    write_rollouts(told, tmp_path / "rollouts", step=0, process=0, format=FORMAT)
+    write_rollouts(told, [0.0], [0.0], tmp_path / "rollouts", step=0, process=0, format=FORMAT)
     (row,) = rollouts(tmp_path, 1)
     assert key not in str(row)
     assert row["turn"].endswith("<context>***</context><answer>***</answer>")

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from reasonrag.core.types import Answer, Completion, Prompt, Search, Step, StopReason, Trajectory
-from reasonrag.online_rl.advantages import group_advantages
 from reasonrag.online_rl.collector import Group, Sample
-from reasonrag.online_rl.rows import REWARD, Row, columns, training_rows
-from reasonrag.online_rl.transcript import Transcript
+from reasonrag.online_rl.rows import REWARD, Row, Transcript, columns, group_advantages, training_rows
 from reasonrag.rewards import Score
 from tests.online_rl.test_trainer import gradient, logprobs, move, rolled_out
 from tests.online_rl.toys import made, settings

@@ -11,7 +11,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.online_rl import task as tasks
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
-from reasonrag.online_rl.train import OnlineRLRun
+from reasonrag.online_rl.train import train_online
 from tests.online_rl.toys import settings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -117,7 +117,7 @@ def test_a_batch_that_cannot_be_divided_is_refused(wrong, processes, told):
 def test_what_has_a_meaning_here_cannot_be_set_behind_its_back(name, tmp_path):
     wanted = settings(trainer={name: 2})
     with pytest.raises(ConfigError, match=f"trainer.{name} has its own setting"):
-        OnlineRLRun(wanted, tmp_path).run()
+        train_online(wanted, tmp_path)
 
 
 def test_the_policy_brings_its_format_and_prompts_and_flags_win():

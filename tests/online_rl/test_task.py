@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -131,7 +132,7 @@ def test_every_variant_of_a_paper_has_what_its_reward_needs(paper, plans):
     for variant in PAPERS[paper].variants:
         named = dict(setting.split("=") for setting in variant.settings)
         wanted = settings(PAPERS[paper].preset, **named, plans=plans if variant.plans else None)
-        assert ("plans" in tasks.needs_of(wanted)) == variant.plans
+        assert ("plans" in tasks.needs_of(wanted, tasks.open_format(wanted.as_config()))) == variant.plans
 
 
 def test_plans_that_cannot_be_read_are_one_line(tmp_path):
@@ -174,7 +175,7 @@ def test_held_out_paragraphs_are_not_found_in_training(tmp_path):
     assert (found(task.retriever, "30 x30"), found(task.retriever, "11 x11")) == (set(), {"T11"})
     _, own = tasks.batched_retrievers(task)
     assert (found(own, "30 x30"), found(own, "11 x11")) == ({"T30"}, set())
-    asyncio.run(tasks.close_parts([], task))
+    asyncio.run(task.aclose())
 
 
 def test_a_corpus_for_all_is_opened_once():
@@ -213,17 +214,19 @@ def test_what_was_opened_for_a_reward_that_cannot_be_made_is_closed(tmp_path):
     own = {"reward__name": f"{__name__}:RefusingReward", "judge__spec": f"python:{__name__}:make_judge"}
     wanted, journal = settings(**own), tmp_path / "judge.sqlite"
     Judge.closed = 0
-    task = tasks.open_task(wanted)
+    task, opened = tasks.open_task(wanted), AsyncExitStack()
     with pytest.raises(ConfigError, match="no such thing"):
-        tasks.open_task_reward(wanted, task, ScriptedLLM(()), journal)
+        tasks.open_task_reward(wanted, task, ScriptedLLM(()), journal, opened)
+    asyncio.run(opened.aclose())
     assert Judge.closed == 1
     assert [path.name for path in tmp_path.iterdir()] == ["judge.sqlite"], "no write-ahead log is left open"
 
 
 def test_a_judge_that_nobody_asks_is_not_opened(tmp_path):
     wanted = settings("demo-hiprag", reward__name="outcome")
-    *_, closing = tasks.open_task_reward(wanted, tasks.open_task(wanted), ScriptedLLM(()), tmp_path / "judge.sqlite")
-    assert not closing and not (tmp_path / "judge.sqlite").exists()
+    journal = tmp_path / "judge.sqlite"
+    _, judge = tasks.open_task_reward(wanted, tasks.open_task(wanted), ScriptedLLM(()), journal, AsyncExitStack())
+    assert judge is None and not journal.exists()
 
 
 def test_a_split_that_the_data_sets_name_is_not_validated_on():

@@ -15,7 +15,7 @@ from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.online_rl.transcript import Transcript, transcripts
+from reasonrag.online_rl.rows import Transcript, transcripts
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.rollout import Engine
 from tests.llm.tiny import TEMPLATE

@@ -10,8 +10,8 @@ import pytest
 from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS
+from reasonrag.online_rl.monitoring import Guards, Monitor, Validation, mean_metrics, validation_engine
 from reasonrag.online_rl.settings import GuardSettings
-from reasonrag.online_rl.validation import Guards, Validation, Watch, mean_metrics, validation_engine
 from reasonrag.rewards import Score
 from reasonrag.rollout import Engine
 from tests.online_rl.test_collector import Says
@@ -137,21 +137,21 @@ def test_the_best_by_another_metric_or_on_other_questions_is_forgotten():
 
 
 def test_all_of_it_survives_a_restart(tmp_path):
-    before = Watch(guards(), validation(), Says(lambda q, s, c: 1.0), 5)
+    before = Monitor(guards(), validation(), Says(lambda q, s, c: 1.0), 5)
     before.reward.seen = [1, 2]
     before.validation.is_best({"em": 0.25}, 5)
     before.save(tmp_path)
-    after = Watch(guards(), validation(), Says(lambda q, s, c: 1.0), 5)
+    after = Monitor(guards(), validation(), Says(lambda q, s, c: 1.0), 5)
     after.restore(tmp_path)
     assert (after.validation.best, after.validation.best_step, after.reward.seen) == (0.25, 5, [1, 2])
 
 
 def test_equal_rewards_are_said_at_once_and_then_now_and_then():
-    watch = Watch(guards(), None, Words(lambda trajectory: 0.0), 0)
+    monitor = Monitor(guards(), None, Words(lambda trajectory: 0.0), 0)
     said = []
     for flat in [0.5] + 12 * [1.0] + [0.0, 1.0]:
-        watch.metrics = {"rollout/flat_groups": flat, "rollout/format_rate": 0.25}
-        said.append(watch.equal_rewards([0.0, 0.0, None] if len(said) < 14 else [0.0, 0.0, 1.0, 1.0]))
+        monitor.metrics = {"rollout/flat_groups": flat, "rollout/format_rate": 0.25}
+        said.append(monitor.equal_rewards([0.0, 0.0, None] if len(said) < 14 else [0.0, 0.0, 1.0, 1.0]))
     assert [n for n, line in enumerate(said) if line] == [1, 11, 14]
     assert said[1].startswith("the rewards of every group are equal (all 0; 25% in form): there is nothing to learn")
     assert "in form), 11 steps in a row: " in said[11]

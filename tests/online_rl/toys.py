@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+
+from pytest import MonkeyPatch, raises
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import LLMError
@@ -30,14 +32,15 @@ from reasonrag.core.types import (
 )
 from reasonrag.formats.base import Reading, Stage
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.online_rl.collector import Collector
+from reasonrag.online_rl.collector import Collector, RolloutLoop
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
-from reasonrag.online_rl.train import OnlineRLRun
+from reasonrag.online_rl.train import train_online
 from reasonrag.pipeline.models import open_llm
 from reasonrag.rewards import RewardParts, RewardSettings, Score
 from reasonrag.rewards.hiprag import HiPRAGReward
 from reasonrag.rewards.judge import JudgeService
+from reasonrag.training.run import TrainingRun
 from tests import warmed
 from tests.llm.faulty import FaultyLLM
 
@@ -67,7 +70,7 @@ def settings(preset: str = "demo-outcome", **overrides: Any) -> RLSettings:
 
 def train(wanted: RLSettings, out: Path, *, log: Callable[[str], None]) -> dict[str, Any]:
     """The training, its lines to `log`."""
-    return OnlineRLRun(wanted, out, log=log).run()
+    return train_online(wanted, out, log=log).summary
 
 
 def quietly(wanted: RLSettings, out: Path) -> dict[str, Any]:
@@ -75,18 +78,26 @@ def quietly(wanted: RLSettings, out: Path) -> dict[str, Any]:
     return train(wanted, out, log=lambda line: None)
 
 
+class _Ready(Exception):
+    """Carries a trainer out of `train_online`, before its first step."""
+
+
 @contextmanager
 def made(wanted: RLSettings, out: Path) -> Iterator[Any]:
     """The real trainer of some settings, ready to make rollouts; nothing is trained yet."""
-    from datasets import Dataset
 
-    run = OnlineRLRun(wanted, out, log=lambda line: None)
-    run.prepare_trl()
-    out.mkdir(parents=True, exist_ok=True)
-    trainer = run.make_trainer(Dataset.from_list(run.task.rows()["train"]), None)
-    trainer.current_gradient_accumulation_steps = run.arguments.gradient_accumulation_steps
-    with closing(run):
-        yield trainer
+    def ready(run: Any, trainer: Any, **_: Any) -> None:
+        trainer.current_gradient_accumulation_steps = run.arguments.gradient_accumulation_steps
+        raise _Ready(trainer)
+
+    with MonkeyPatch.context() as patch, ExitStack() as stack:
+        close = RolloutLoop.close
+        patch.setattr(RolloutLoop, "close", lambda loop: stack.callback(close, loop))  # once the test has ended
+        patch.setattr(TrainingRun, "train", ready)
+        with raises(_Ready) as caught:
+            train_online(wanted, out, log=lambda line: None)
+        patch.undo()
+        yield caught.value.args[0]
 
 
 def rollouts(out: Path, step: int, process: int = 0) -> list[dict[str, Any]]:
@@ -120,7 +131,7 @@ CHILD = """
 import json, os, signal, sys
 from pathlib import Path
 from reasonrag.online_rl.settings import load_rl_settings
-from reasonrag.online_rl.train import OnlineRLRun
+from reasonrag.online_rl.train import train_online
 
 tree, out, at = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
@@ -128,7 +139,7 @@ if at:  # while the rewards of that step are worked out
     import tests.online_rl.toys as toys
     toys.KILL_AT = at
 
-OnlineRLRun(load_rl_settings({}, overrides=tree), out, log=lambda line: print(line, flush=True)).run()
+train_online(load_rl_settings({}, overrides=tree), out, log=lambda line: print(line, flush=True))
 """
 
 

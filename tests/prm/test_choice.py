@@ -16,8 +16,7 @@ from reasonrag.evaluation.run import Evaluation, choose
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.collector import Group, Sample
-from reasonrag.online_rl.rows import training_rows
-from reasonrag.online_rl.transcript import Transcript
+from reasonrag.online_rl.rows import Transcript, training_rows
 from reasonrag.pipeline.build import build_trees
 from reasonrag.prm.scorer import open_scorer
 from reasonrag.rewards import RewardParts, RewardSettings, open_reward

@@ -17,9 +17,9 @@ from reasonrag.evaluation.sweep import Setting
 from reasonrag.formats import FORMATS
 from reasonrag.formats.base import Reading
 from reasonrag.online_rl.collector import Batch, Group, Sample
-from reasonrag.online_rl.rollout_log import write_rollouts
+from reasonrag.online_rl.monitoring import write_rollouts
+from reasonrag.online_rl.rows import Transcript, group_advantages
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.online_rl.transcript import Transcript
 from reasonrag.rewards.base import Score
 from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import ShardWriter
@@ -69,7 +69,10 @@ def write_training(
     )
     for step in range(steps):
         made = [_group(question(step * questions + n, text), size, text) for n in range(questions)]
-        write_rollouts(Batch(made), folder / "rollouts", step=step, process=0, format=FORMATS["search_r1"]())
+        batch = Batch(made)
+        advantages = [advantage for group in made for advantage in group_advantages(group.rewards)]
+        form = FORMATS["search_r1"]()
+        write_rollouts(batch, advantages, advantages, folder / "rollouts", step=step, process=0, format=form)
     history = [_entry(step, text) for step in range(1, steps + 1)]
     _write_summary(folder, "rl", settings, history, text, {"reward": reward, "unscored": {text(1): 2}})
     return folder

@@ -1,11 +1,14 @@
-"""Checks during online training: validation, the best policy so far, and guards against a collapse."""
+"""Checks and logs of online training: metrics of batches, validation, the best policy, guards against a collapse.
+
+OUT/rollouts/step-000007.parquet    one row per trajectory, with the components of its reward
+"""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -13,21 +16,26 @@ from typing import Any, ClassVar
 
 import structlog
 
-from reasonrag.core.types import Question
+from reasonrag.core.secrets import redact_data
+from reasonrag.core.types import Question, Trajectory
+from reasonrag.evaluation.metrics import Attempt, attempt_values
+from reasonrag.formats import Format
 from reasonrag.llm.base import Sampling
-from reasonrag.online_rl.advantages import has_variance
-from reasonrag.online_rl.collector import roll_out
-from reasonrag.online_rl.rollout_log import trajectory_metrics
-from reasonrag.online_rl.settings import GuardSettings
+from reasonrag.online_rl.collector import Batch, roll_out
+from reasonrag.online_rl.rows import Sample, has_variance
+from reasonrag.online_rl.settings import GuardSettings, RLSettings
 from reasonrag.retrieval.base import Retriever
-from reasonrag.rewards.base import Reward
+from reasonrag.rewards.base import Reward, trajectory_text
 from reasonrag.rollout import Engine, derive_seed, gather_all
+from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.questions import questions_fingerprint
+from reasonrag.storage.tables import rollout_schema
 
 log = structlog.get_logger()
 
 STATE = "online_rl.json"
-_EQUAL_AGAIN = 10  # batches between two lines about equal rewards
+ANSWER_METRICS = ("em", "f1", "acc", "retrievals", "steps", "forced")
+_REPEAT_EQUAL = 10  # batches between two warnings of equal rewards
 
 
 @dataclass
@@ -144,7 +152,7 @@ def validation_engine(engine: Engine, *, temperature: float, retriever: Retrieve
 
 
 @dataclass
-class Watch:
+class Monitor:
     """Guards, validation and reward of a training run, saved and restored together."""
 
     guards: Guards
@@ -167,7 +175,7 @@ class Watch:
         flat = self.metrics.get("rollout/flat_groups") == 1.0 if self.by_group else not has_variance(rewards)
         self.equal = self.equal + 1 if flat else 0
         known = sorted({reward for reward in rewards if reward is not None})
-        if not known or self.equal % _EQUAL_AGAIN != 1:
+        if not known or self.equal % _REPEAT_EQUAL != 1:
             return ""
         values = f"all {known[0]:g}" if len(known) == 1 else f"from {known[0]:g} to {known[-1]:g}, alike in each group"
         in_form = self.metrics.get("rollout/format_rate", 0.0)
@@ -194,6 +202,17 @@ class Watch:
             self.validation.restore(state.get("validation", {}))
 
 
+def open_monitor(
+    settings: RLSettings, held_out: Sequence[Question], engine: Engine, retriever: Retriever, reward: Reward
+) -> Monitor:
+    """Return the monitor of a training run; validation samples as the settings say, and searches with `retriever`."""
+    validation, chosen = None, settings.validation
+    if held_out:
+        tried = validation_engine(engine, temperature=chosen.temperature, retriever=retriever)
+        validation = Validation(held_out, tried, reward, chosen.metric, settings.seed)
+    return Monitor(Guards(settings.guards), validation, reward, chosen.steps, by_group=not settings.by_token)
+
+
 def mean_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the mean of each metric over the rows that have it.
 
@@ -202,3 +221,120 @@ def mean_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """
     names = sorted({name for row in rows for name in row})
     return {name: fmean(row[name] for row in rows if name in row) for name in names}
+
+
+def write_rollouts(
+    batch: Batch,
+    advantages: Sequence[float],
+    row_advantages: Sequence[float],
+    folder: Path,
+    *,
+    step: int,
+    process: int,
+    format: Format,
+) -> None:
+    """Write this process's rollouts for training step `step + 1`; after a restart, a repeated step replaces its file.
+
+    Args:
+        batch: its samples and their transcripts, in order, are what the numbers are of.
+        advantages: `[N]`, one per trajectory, as in the loss.
+        row_advantages: `[R]`, one per training row: the mean over its tokens if each token has its own.
+        folder: of all steps.
+        step: steps before this batch.
+        process: number of this process.
+        format: of the trajectories.
+    """
+    rows = []
+    remaining = iter(row_advantages)
+    for sample, advantage in zip(batch.samples, advantages, strict=True):
+        of_rows = [next(remaining) for _ in sample.transcripts]
+        # Secrets are redacted only here: the trainer needs the exact tokens that the policy sampled.
+        rows.append(redact_data(_log_row(sample, advantage, of_rows, step + 1, format), "a rollout"))
+    folder.mkdir(parents=True, exist_ok=True)
+    suffix = f"-{process}" if process else ""
+    write_parquet(folder / f"step-{step + 1:06d}{suffix}.parquet", rows, rollout_schema())
+
+
+def batch_metrics(batch: Batch, format: Format) -> dict[str, float]:
+    """Return means over a batch, by name.
+
+    `rollout/reward` and `reward/PART` are means over the trajectories that have them, `rollout/...` over those that did
+    not fail; `unscored/CAUSE` counts the trajectories without a reward.
+    """
+    samples = batch.samples
+    values: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        for part, value in sample.score.parts.items():
+            if value is not None:
+                values[f"reward/{part}"].append(float(value))
+        if sample.trajectory is not None:
+            for name, value in trajectory_metrics(sample.trajectory, format).items():
+                values[f"rollout/{name}"].append(value)
+        if sample.score.value is not None:
+            values["rollout/reward"].append(sample.score.value)
+        values["rollout/tokens"].append(float(sample.policy_tokens))
+        values["rollout/rows"].append(float(len(sample.transcripts)))
+        values["rollout/truncated"].append(float(sample.truncated))
+    metrics = {name: fmean(values[name]) for name in sorted(values)}
+    metrics |= over_under([sample.score.parts for sample in samples])
+    metrics["rollout/unscored"] = (len(samples) - len(values["rollout/reward"])) / len(samples)
+    metrics |= {f"unscored/{cause}": float(count) for cause, count in sorted(batch.unscored.items())}
+    return metrics | {
+        "rollout/flat_groups": batch.flat / len(batch.groups),
+        "rollout/dropped_groups": float(batch.dropped),
+        "rollout/retried": float(batch.retried),
+        "rollout/seconds": batch.seconds,
+    }
+
+
+def trajectory_metrics(trajectory: Trajectory, format: Format) -> dict[str, float]:
+    """Return EM, F1, ACC, retrievals, steps, whether the answer was forced, and whether the form is right.
+
+    `search_share` is the share of searches among the steps as the format separates them (arXiv:2510.07794, Fig. 2b).
+    """
+    known = attempt_values(Attempt(trajectory))
+    metrics = {name: float(known[name] or 0.0) for name in ANSWER_METRICS}
+    reading = format.read(trajectory)
+    share = len(reading.queries) / max(1, len(reading.blocks))
+    return metrics | {"format_rate": float(reading.well_formed), "search_share": share}
+
+
+def over_under(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Return OSR and USR of the known steps (arXiv:2510.07794, eq. 2), from the parts of HiPRAG's scores.
+
+    A step without a readable verdict counts in neither number, and a rate without any known step is left out.
+    """
+    rates = {}
+    for name, bad, total in (("osr", "over", "searches_known"), ("usr", "under", "own_steps_known")):
+        known = sum(part.get(total) or 0.0 for part in parts)
+        if known:
+            rates[f"rollout/{name}"] = sum(part.get(bad) or 0.0 for part in parts) / known
+    return rates
+
+
+def _log_row(
+    sample: Sample, advantage: float, row_advantages: list[float], step: int, format: Format
+) -> dict[str, Any]:
+    trajectory = sample.trajectory
+    reading = format.read(trajectory) if trajectory else None
+    return {
+        "step": step,
+        "dataset": sample.question.dataset,
+        "question_id": sample.question.id,
+        "sample": sample.index,
+        "reward": sample.score.value,
+        "advantage": advantage,
+        "row_advantages": row_advantages,
+        "cause": sample.score.cause,
+        "parts": sorted((name, value) for name, value in sample.score.parts.items()),
+        "well_formed": reading.well_formed if reading else None,
+        "reason": reading.reason if reading else "",
+        "answer": trajectory.answer if trajectory else None,
+        "stop_reason": trajectory.stop_reason.value if trajectory and trajectory.stop_reason else None,
+        "question": sample.question.question,
+        "golden_answers": list(sample.question.golden_answers),
+        "turn": trajectory_text(trajectory) if trajectory else "",
+        "tokens": sum(len(row.completion_ids) for row in sample.transcripts),
+        "policy_tokens": sample.policy_tokens,
+        "truncated": sample.truncated,
+    }
