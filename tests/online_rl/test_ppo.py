@@ -23,7 +23,7 @@ ANY: dict[str, Any] = {"outage__max_unscored": 1.0, "reward__name": f"{TOYS}:Hol
 
 
 def test_gae_is_the_sum_of_its_definition():
-    """Eq. 16 of arXiv:1506.02438, written out with gamma 1: the advantage at t is the sum of lambda^l delta at t + l."""
+    """Eq. 16 of arXiv:1506.02438 with gamma 1: the advantage at t is the sum of lambda^l delta at t + l."""
     rewards, values, lam = [0.1, 0.0, -0.2, 1.0], [0.5, 0.4, 0.9, 0.3], 0.8
     following = [*values[1:], 0.0]
     deltas = [reward + later - value for reward, later, value in zip(rewards, following, values, strict=True)]
