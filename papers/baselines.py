@@ -293,10 +293,10 @@ class SKR(Direct):
         self._ways = {way.name: way(prompts, **shown) for way in self.ways}
         if neighbours is None:
             if "PAPERS_LABELS" not in os.environ:
-                paths = ",".join(f"python:{way.__module__}:{way.__name__}" for way in self.ways)
+                names = ", ".join(way.__name__ for way in self.ways)
                 raise ConfigError(
-                    f"format {self.name} chooses by what suited similar questions; run eval on training questions with "
-                    f"--format {paths}, and set PAPERS_LABELS to its --out"
+                    f"format {self.name} chooses by what suited similar questions; evaluate the model on training "
+                    f"questions in the formats {names}, and set PAPERS_LABELS to the --out of that evaluation"
                 )
             neighbours = Neighbours.read(os.environ["PAPERS_LABELS"], self.ways)
         self.neighbours = neighbours

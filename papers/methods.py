@@ -1,8 +1,8 @@
 """Set the methods of an evaluation beside what the papers print of them: `python -m papers.methods REPORT`.
 
-REPORT is the folder of `reasonrag eval --format python:papers.baselines:Direct,python:papers.baselines:RAG,...`. Prints
-a Markdown table of data sets and methods; and, if Direct and RAG are among them, which questions are answered with a
-search and without one (When-to-search, sec. 4.1 and Fig. 4).
+REPORT is the folder of `reasonrag eval --policy rag=MODEL --format rag=python:papers.baselines:RAG ...`. Prints a
+Markdown table of data sets and methods; and, if a model is evaluated in both Direct and RAG, which questions are
+answered with a search and without one (When-to-search, sec. 4.1 and Fig. 4).
 """
 
 from __future__ import annotations
@@ -28,15 +28,10 @@ _NAMES = {f"python:{format.__module__}:{format.__name__}": name for name, format
 
 
 def methods(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield each policy with each of its methods, and the first setting of that method."""
+    """Yield each policy with its method, and its first setting."""
     for policy, settings in metrics["settings"].items():
-        asked = metrics["content"]["policies"][policy]
-        first: dict[str, str] = {}
-        for setting in settings:
-            format = setting["format"] or asked["format"]
-            first.setdefault(_NAMES.get(format, format), setting["name"])
-        for method, setting in first.items():
-            yield policy, f"{method}+{asked['compress']}" if "compress" in asked else method, setting
+        format = metrics["content"]["policies"][policy]["format"]
+        yield policy, _NAMES.get(format, format), settings[0]["name"]
 
 
 def methods_table(metrics: Mapping[str, Any]) -> Table:
@@ -67,18 +62,19 @@ def methods_table(metrics: Mapping[str, Any]) -> Table:
 
 def split_table(report: Path, metrics: Mapping[str, Any]) -> Table:
     """Return the shares of the questions that are right with and without a search, by kind of question."""
-    by_policy: dict[str, dict[str, str]] = {}
+    by_model: dict[str, dict[str, tuple[str, str]]] = {}  # policy and setting of each method, by model
     for policy, method, setting in methods(metrics):
-        by_policy.setdefault(policy, {})[method] = setting
+        model = metrics["content"]["policies"][policy]["policy"]
+        by_model.setdefault(model, {})[method] = (policy, setting)
     rows = []
-    for policy, settings in by_policy.items():
-        if {"direct", "rag"} <= settings.keys():
+    for model, policies in by_model.items():
+        if {"direct", "rag"} <= policies.keys():
             correct = "lasj" if "lasj" in metrics else "em"
             is_right: dict[tuple[str, str], dict[str, bool | None]] = {}
             groups: dict[str, list[int]] = {"all": []}
             for method in ("direct", "rag"):
-                folder = report / policy / "trajectories"
-                for row in read_shards(folder, settings[method], trajectory_schema()):
+                policy, setting = policies[method]
+                for row in read_shards(report / policy / "trajectories", setting, trajectory_schema()):
                     question = (row["dataset"], row["question_id"])
                     if question not in is_right:
                         groups["all"].append(len(is_right))
@@ -90,9 +86,9 @@ def split_table(report: Path, metrics: Mapping[str, Any]) -> Table:
                 part: [None if None in pair else pair == wanted for pair in pairs] for part, wanted in SPLIT.items()
             }
             for group, intervals in group_intervals(shares, groups, seed=metrics["seed"]).items():
-                rows.append([group, policy, *(interval_text(intervals[part]) for part in SPLIT)])
+                rows.append([group, model, *(interval_text(intervals[part]) for part in SPLIT)])
     return Table(
-        "Right with and without a search: shares of the questions", ["questions", "policy", *SPLIT], rows, heads=2
+        "Right with and without a search: shares of the questions", ["questions", "model", *SPLIT], rows, heads=2
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import read_yaml
 from reasonrag.core.text import normalize_answer
 from reasonrag.formats.base import Format, fingerprint
 from reasonrag.storage.parquet import read_batches
@@ -38,35 +39,34 @@ class Neighbours:
 
     @classmethod
     def read(cls, folder: str, ways: Sequence[type[Format]]) -> Neighbours:
-        """Read the labels from an evaluation of one policy on training questions in each format, simplest first.
+        """Read the labels from an evaluation of one model on training questions in each format, simplest first.
 
         A question is labelled with the first format that answered it exactly (EM 1), and left out if none did, or if
         an attempt in a simpler format failed.
         """
-        names = [str(way.name) for way in ways]
-        is_right: dict[str, dict[str, bool]] = {}
-        for way, name in zip(ways, names, strict=True):
-            files = sorted(named_path(folder).glob(f"*/trajectories/python.{way.__module__}.{way.__name__}_*.parquet"))
-            if not files:
-                raise ConfigError(
-                    f"{folder}: nothing was evaluated there in format python:{way.__module__}:{way.__name__}"
-                )
-            of_way = is_right.setdefault(name, {})
-            for file in files:
+        names = {f"python:{way.__module__}:{way.__name__}": str(way.name) for way in ways}
+        is_right: dict[str, dict[str, bool]] = {name: {} for name in names.values()}
+        for config in sorted(named_path(folder).glob("*/config.yaml")):
+            of_way = is_right.get(names.get(read_yaml(config)["format"]["name"], ""), {})
+            for file in sorted(config.parent.glob("trajectories/*.parquet")):
                 for batch in read_batches(file, trajectory_schema(), columns=("question", "em")):
                     for row in batch.to_pylist():
                         of_way[row["question"]] = of_way.get(row["question"], False) or row["em"] == 1
+        missing = [path for path, name in names.items() if not is_right[name]]
+        if missing:
+            raise ConfigError(f"{folder}: nothing was evaluated there in format {' or '.join(missing)}")
         labels: dict[str, str] = {}
-        for question in is_right[names[0]]:
-            for name in names:
-                answered = is_right[name].get(question)
+        first = next(iter(is_right.values()))
+        for question in first:
+            for name, of_name in is_right.items():
+                answered = of_name.get(question)
                 if answered:
                     labels[question] = name
                 if answered or answered is None:
                     break
         if not labels:
             raise ConfigError(f"{folder}: no question was answered in any of these formats")
-        return cls(labels, names)
+        return cls(labels, list(is_right))
 
     def nearest(self, question: str) -> list[str]:
         """Return the `k` labelled questions most like another one, best first; never itself."""

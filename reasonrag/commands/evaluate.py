@@ -51,8 +51,7 @@ def _swept(flag: str, parameter: str, convert: type[float], key: str, example: s
 def _by_name(key: str) -> Callable[[F], F]:
     """Add the option of a setting that may be given to all policies or to one."""
     flag, value = _BY_NAME[key], key.rpartition(".")[2].upper()
-    several = " Several, with commas between them, evaluate each." if key == "format.name" else ""
-    text = f"{flag_help('Config', key)}{several} NAME=... sets that of one policy (repeatable)."
+    text = f"{flag_help('Config', key)} NAME=... sets that of one policy (repeatable)."
     return click.option(flag, key.replace(".", "__"), multiple=True, metavar=f"[NAME=]{value}", help=text)
 
 

@@ -81,8 +81,8 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
     yield f"- seed: {metrics['seed']}; rules of the metrics: {metrics['rules']}"
     yield f"- versions: {', '.join(f'{name} {version}' for name, version in metrics['versions'].items())}"
     yield from ["", *tables["policies"].markdown(), ""]
-    yield "A setting is named by temperature (t), step limit (s) and passages per search (k), and by its format if"
-    yield "there are several. Calls and tokens count everything in the policy's folder, also other settings of a sweep."
+    yield "A setting is named by temperature (t), step limit (s) and passages per search (k)."
+    yield "Calls and tokens count everything in the policy's folder, also other settings of a sweep."
     yield from ["", "## Results", "", "Means over the questions, with 95 % bootstrap intervals:", ""]
     for metric in measured(metrics):
         yield f"- {metric.label}: {metric.help}"
@@ -124,44 +124,32 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
             yield f"![{plot.stem}](plots/{plot.name})"
 
 
-def _first_settings(metrics: Metrics) -> Iterator[tuple[str, str, str]]:
-    """Yield every policy with each of its formats: a short name of both, the policy, the first setting."""
-    for policy, settings in metrics["settings"].items():
-        first: dict[str, str] = {}
-        for setting in settings:
-            first.setdefault(setting.get("format") or "", setting["name"])
-        for format, name in first.items():
-            several = [policy, format] if len(metrics["policies"]) > 1 else [format]
-            yield " ".join(several) if len(first) > 1 else policy, policy, name
-
-
 def sweep_panels(metrics: Metrics) -> list[Panel]:
     """Return EM over each setting that was swept, the others at their first value (arXiv:2505.14069, Fig. 6 and 7)."""
     panels = []
     for axis, name in _AXES.items():
         lines = []
-        for label, policy, first in _first_settings(metrics):
-            settings = {setting["name"]: setting for setting in metrics["settings"][policy]}
-            here, points = settings[first], {}
+        for policy, settings in metrics["settings"].items():
+            here, points = settings[0], {}
             fixed = here.keys() & {*_AXES, "choice", "format"} - {axis}  # some are not in older metrics
-            on_axis = [setting for setting in settings.values() if all(setting[key] == here[key] for key in fixed)]
+            on_axis = [setting for setting in settings if all(setting[key] == here[key] for key in fixed)]
             for setting in sorted(on_axis, key=lambda setting: float(setting.get(axis) or 0)):
                 em = metrics["policies"][policy][setting["name"]]["em"]
                 if em:
                     points[setting.get(axis)] = em
             if len(points) > 1:
                 bounds = ([em[bound] for em in points.values()] for bound in ("mean", "low", "high"))
-                lines.append(Line(label, list(points), *bounds))
+                lines.append(Line(policy, list(points), *bounds))
         if lines:
             panels.append(Panel(f"EM over {name}", name, "EM", tuple(lines)))
     return panels
 
 
 def _bars(metrics: Metrics, metric: str) -> Iterator[Bar]:
-    """Yield a metric of each policy and format at its first setting, over all questions and by kind."""
-    for label, policy, setting in _first_settings(metrics):
-        at_setting = metrics["policies"][policy][setting]
+    """Yield a metric of each policy at its first setting, over all questions and by kind."""
+    for policy, settings in metrics["policies"].items():
+        at_setting = next(iter(settings.values()))
         for group, of_group in {"all questions": at_setting, **at_setting["by_kind"]}.items():
             value = of_group[metric]
             if value:
-                yield Bar(label, group, value["mean"], value["low"], value["high"])
+                yield Bar(policy, group, value["mean"], value["low"], value["high"])

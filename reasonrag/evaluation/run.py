@@ -38,7 +38,7 @@ from reasonrag.evaluation.metrics import Attempt, attempt_values, trajectory_row
 from reasonrag.evaluation.report import write_results
 from reasonrag.evaluation.summary import Outcome, PolicyResult, asked_differently, how_asked
 from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
-from reasonrag.formats import Format, PromptSet, open_format
+from reasonrag.formats import PromptSet, open_format
 from reasonrag.llm.base import LLM, Caller, StepScorer, caller
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.models import as_served, check_llm, commits, open_llm
@@ -96,7 +96,7 @@ class Evaluation:
 
         Args:
             configs: configurations by policy name, which is also the name of a folder in `out`. The first policy is the
-                baseline. All share questions, corpus and seed. A `format.name` of several names is swept.
+                baseline. All share questions, corpus and seed.
             out: folder of the evaluation.
             temperatures: sampling temperatures to sweep; 0 is greedy decoding. None, here and below: as configured.
             max_steps: step limits to sweep.
@@ -114,8 +114,7 @@ class Evaluation:
             LLMError: a policy's server does not answer.
         """
         check_names(configs)
-        formats = {name: config.format.name.split(",") for name, config in configs.items()}
-        configs = {name: as_served(_in_format(config), out / name) for name, config in configs.items()}
+        configs = {name: as_served(config, out / name) for name, config in configs.items()}
         for config in configs.values():  # check all of them before the first call is paid for
             check_llm(config.policy, "policy")
         if judging is not None:
@@ -128,7 +127,6 @@ class Evaluation:
         self.points = {
             name: sweep(
                 config,
-                formats=formats[name],
                 temperatures=temperatures,
                 max_steps=max_steps,
                 max_searches=max_searches,
@@ -137,10 +135,7 @@ class Evaluation:
             )
             for name, config in configs.items()
         }
-        self._formats: dict[str, dict[str, Format]] = {}  # by policy and name of the format
-        for name, points in self.points.items():
-            of_policy = {config.format.name: config for _, config in points}
-            self._formats[name] = {format: open_format(config) for format, config in of_policy.items()}
+        self._formats = {name: open_format(config) for name, config in configs.items()}
         if not differently:
             self._check_asked_alike()
         questions, self.retriever = _open_shared(configs)
@@ -159,16 +154,11 @@ class Evaluation:
     def _check_asked_alike(self) -> None:
         """Raise if a policy without a card is asked otherwise than one with a card, unless all of them have begun."""
         first = {name: points[0][1] for name, points in self.points.items()}
-        # Who is asked in several formats is meant to be asked otherwise.
-        one = {name for name, formats in self._formats.items() if len(formats) == 1}
-        first = {name: config for name, config in first.items() if name in one and config.policy.spec not in _UNTRAINED}
+        first = {name: config for name, config in first.items() if config.policy.spec not in _UNTRAINED}
         no_card = [name for name, config in first.items() if not carried_settings(config.policy.carrier)]
         if len(no_card) in (0, len(first)):
             return
-        asked = {
-            name: how_asked(config, self._formats[name][config.format.name].fingerprint)
-            for name, config in first.items()
-        }
+        asked = {name: how_asked(config, self._formats[name].fingerprint) for name, config in first.items()}
         told = list(asked_differently(asked))
         if told and not all(RunFolder.begun_with(self.out / name) for name in first):
             raise ConfigError(
@@ -217,7 +207,7 @@ class Evaluation:
                     self._judge = open_llm(self.judging.model.llm, "judge")
                 name, points = next(iter(self.points.items()))
                 config = points[0][1]
-                self._scorer = open_step_scorer(config, self._formats[name][config.format.name])
+                self._scorer = open_step_scorer(config, self._formats[name])
                 return [self._policy(runner, name, show) for name in self.points]
             finally:
                 if self._judge is not None:
@@ -227,12 +217,12 @@ class Evaluation:
                 runner.run(self.retriever.aclose())
 
     def _policy(self, runner: asyncio.Runner, name: str, show: Show | None) -> PolicyResult:
-        config = self._begun_with(name)
+        config = self.points[name][0][1]
         llm = open_llm(config.policy, "policy", beside=self._judge)
         content = {
             "questions": self._fingerprint,
             "corpus": self.retriever.fingerprint,
-            "prompts": self._formats[name][config.format.name].fingerprint,
+            "prompts": self._formats[name].fingerprint,
             "policy": llm.name,
             **commits(policy=llm),
         }
@@ -261,12 +251,6 @@ class Evaluation:
             del llm
             _release_memory()
 
-    def _begun_with(self, name: str) -> Config:
-        """Return the configuration of a policy's folder: of the format that it has begun with, else of the first."""
-        begun = RunFolder.begun_with(self.out / name).get("format", {}).get("name")
-        configs = [config for _, config in self.points[name]]
-        return next((config for config in configs if config.format.name == begun), configs[0])
-
     async def _settings(
         self, name: str, llm: LLM, folder: RunFolder, show: Show | None
     ) -> tuple[list[Outcome], dict[str, Any] | None]:
@@ -286,7 +270,7 @@ class Evaluation:
             examiner = Examiner(judge, policy, self.judging.metrics)
         retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
         async with show(self) if show else contextlib.nullcontext():
-            parts = Parts(self.questions, self.retriever, self._formats[name][config.format.name], llm, self._judge, {})
+            parts = Parts(self.questions, self.retriever, self._formats[name], llm, self._judge, {})
             await check(parts, begun=folder.begun, wait_s=config.run.wait_s)
             if self.shard == WHOLE:
                 folder.bind_shards(folder.facts().get("shards", 1))
@@ -295,8 +279,7 @@ class Evaluation:
             outcomes = []
             for setting, config in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"
-                format = self._formats[name][config.format.name]
-                engine = open_engine(config, policy, retriever, format, self._scorer)
+                engine = open_engine(config, policy, retriever, self._formats[name], self._scorer)
                 outcomes.append(await self._attempts(setting, config, engine, engines, examiner, folder))
             return outcomes, examiner.describe() if examiner else None
 
@@ -403,14 +386,6 @@ async def choose(attempts: Sequence[Trajectory], rule: str, scorer: StepScorer |
     last = [[step for step in attempt.steps if step.asked][-1] for attempt in answered]
     values = await scorer.score([(step.prompt, step.completion) for step in last])
     return answered[values.index(max(values))]
-
-
-def _in_format(config: Config) -> Config:
-    """Return a configuration in the first of several formats; in a single one it is left as it is."""
-    first, *others = config.format.name.split(",")
-    if not others:
-        return config
-    return config.model_copy(update={"format": config.format.model_copy(update={"name": first})})
 
 
 def _judge_as_served(judge: JudgeConfig) -> JudgeConfig:

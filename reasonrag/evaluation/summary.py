@@ -130,16 +130,14 @@ def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
 
 
 def _baseline(baseline: PolicyResult, result: PolicyResult, point: int) -> Outcome | None:
-    """Return what a policy is compared with at a setting: the baseline there, in the first of its formats.
-
-    That itself is compared with its first rule.
-    """
-    formats = [outcome.setting.format for outcome in baseline.outcomes]
-    first = baseline.outcomes[: formats.count(formats[0])]
-    there = first[point % len(first)]
-    others = [outcome for outcome in first if replace(outcome.setting, choice=there.setting.choice) == there.setting]
-    usual = others[0] if result.outcomes[point] is there else there
-    return None if usual is result.outcomes[point] else usual
+    """Return what a policy is compared with at a setting: the baseline there, which is compared with its first rule."""
+    there = baseline.outcomes[point % len(baseline.outcomes)]
+    if result.outcomes[point] is not there:
+        return there
+    for outcome in baseline.outcomes:
+        if replace(outcome.setting, choice=there.setting.choice) == there.setting:
+            return None if outcome is there else outcome
+    return None
 
 
 def _column(outcome: Outcome, metric: Metric) -> Column | Ratio:
@@ -307,17 +305,12 @@ def _content(results: Sequence[PolicyResult]) -> Metrics:
             result.name: {
                 "policy": result.content["policy"],
                 **how_asked(result.config, result.content["prompts"]),
-                **({"format": ", ".join(formats)} if len(formats := _formats(result)) > 1 else {}),
                 **({"prm": prm} if (prm := result.content.get("prm")) else {}),
                 **({"judge_prompts": result.judge["prompts"]} if result.judge else {}),
             }
             for result in results
         },
     }
-
-
-def _formats(result: PolicyResult) -> list[str]:
-    return list(dict.fromkeys(outcome.setting.format for outcome in result.outcomes))
 
 
 def how_asked(config: Config, prompts: str) -> Metrics:

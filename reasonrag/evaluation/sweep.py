@@ -1,4 +1,4 @@
-"""The settings at which policies are evaluated: format, sampling temperature, step limit, passages per search."""
+"""The settings at which policies are evaluated: sampling temperature, step limit, passages per search."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ _RESERVED = frozenset({"plots", "report", "report.md", "metrics.json"})
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One point of a sweep: temperature, step limit, passages per search, what is chosen among, and the format.
+    """One point of a sweep: temperature, step limit, passages per search, and what is chosen among.
 
     `choice` says that as part of the name: candidates for each step, and the rule that keeps one of several attempts.
-    `format` is "" if it is not swept. `max_searches` None leaves the searches to the step limit.
+    `max_searches` None leaves the searches to the step limit.
     """
 
     temperature: float
     max_steps: int
     top_k: int
     choice: str = ""
-    format: str = ""
     max_searches: int | None = None
 
     @property
@@ -44,31 +43,28 @@ class Setting:
         't0.7_s8_k3'
         >>> Setting(1, 8, 3, "_c4_prm-of-2").name
         't1_s8_k3_c4_prm-of-2'
-        >>> Setting(0, 8, 3, format="rag", max_searches=2).name
-        'rag_t0_s8_r2_k3'
+        >>> Setting(0, 8, 3, max_searches=2).name
+        't0_s8_r2_k3'
         """
         searches = "" if self.max_searches is None else f"_r{self.max_searches}"
-        format = f"{self.format.replace(':', '.')}_" if self.format else ""
-        return f"{format}t{self.temperature:.12g}_s{self.max_steps}{searches}_k{self.top_k}{self.choice}"
+        return f"t{self.temperature:.12g}_s{self.max_steps}{searches}_k{self.top_k}{self.choice}"
 
 
 def sweep(
     config: Config,
     *,
-    formats: Sequence[str] = (),
     temperatures: Sequence[float] | None = None,
     max_steps: Sequence[int] | None = None,
     max_searches: Sequence[int] | None = None,
     top_ks: Sequence[int] | None = None,
     rules: Sequence[str] | None = None,
 ) -> list[tuple[Setting, Config]]:
-    """Return every combination with its configuration, by format first; what is not swept stays as configured.
+    """Return every combination with its configuration; what is not swept stays as configured.
 
     Raises:
         ConfigError: a value is out of range.
     """
     points = itertools.product(
-        formats if len(formats) > 1 else (config.format.name,),
         temperatures or (config.policy.temperature,),
         max_steps or (config.format.max_steps,),
         max_searches or (config.format.max_searches,),
@@ -76,14 +72,12 @@ def sweep(
         (rules or (config.choice.rule,)) if config.choice.best_of > 1 else ("",),
     )
     configs = {}
-    for format, temperature, turns, searches, top_k, rule in points:
+    for temperature, turns, searches, top_k, rule in points:
         tree = config.model_dump(mode="json")
         candidates = f"_c{config.choice.candidates}" if config.choice.candidates > 1 else ""
         tree["choice"]["rule"] = rule or config.choice.rule
         kept = f"_{rule}-of-{config.choice.best_of}" if rule else ""
-        named = format if len(formats) > 1 else ""
-        setting = Setting(temperature, turns, top_k, candidates + kept, named, searches)
-        tree["format"]["name"] = format
+        setting = Setting(temperature, turns, top_k, candidates + kept, searches)
         tree["policy"]["temperature"] = setting.temperature
         tree["format"] |= {"max_steps": setting.max_steps, "max_searches": searches}
         tree["retrieval"]["top_k"] = setting.top_k

@@ -221,26 +221,26 @@ def test_an_evaluation_of_training_questions_labels_them(tmp_path, monkeypatch):
     known = tmp_path / "known"
     demo = {"questions.limit": 12, "policy.spec": "python:papers.reader:DemoReader", "retrieval.top_k": 3}
 
-    def config(formats, split):
-        names = ",".join(map(path, formats))
-        return load_config(preset="demo", overrides={**demo, "format.name": names, "questions.split": split})
+    def config(format, split):
+        names = {"format.name": path(format), "questions.split": split}
+        return load_config(preset="demo", overrides={**demo, **names})
 
-    Evaluation({"p": config(["direct", "rag"], "train")}, known, temperatures=[0]).run_policies()
+    Evaluation({name: config(name, "train") for name in ("direct", "rag")}, known, temperatures=[0]).run_policies()
     right = {}
     for name in ("direct", "rag"):
-        (file,) = (known / "p" / "trajectories").glob(f"{path(name).replace(':', '.')}_*.parquet")
+        (file,) = (known / name / "trajectories").glob("*.parquet")
         right[name] = {row["question"] for row in pq.read_table(file).to_pylist() if row["em"] == 1}
-    with pytest.raises(ConfigError, match="set PAPERS_LABELS to its --out"):
-        open_format(config(["skr"], "test"))
+    with pytest.raises(ConfigError, match="set PAPERS_LABELS to the --out"):
+        open_format(config("skr", "test"))
     monkeypatch.setenv("PAPERS_LABELS", str(known))
-    skr = config(["skr"], "test")
+    skr = config("skr", "test")
     labels = open_format(skr).neighbours.labels
     assert labels == dict.fromkeys(right["rag"], "rag") | dict.fromkeys(right["direct"], "direct")
     assert labels
     (result,) = Evaluation({"skr": skr}, tmp_path / "skr", temperatures=[0]).run_policies()
     assert {row["retrievals"] for row in result.outcomes[0].values} <= {0, 1}
     with pytest.raises(ConfigError, match=r"nothing was evaluated there in format python:papers.baselines:IRCoT"):
-        open_format(config(["adaptive"], "test"))
+        open_format(config("adaptive", "test"))
 
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "papers" / "baselines").glob("*.json"))

@@ -11,15 +11,12 @@ import pytest
 from papers.baselines import RAG, Direct
 from papers.methods import SPLIT, methods_table, split_table
 from papers.neighbours import Neighbours
-from reasonrag.core.errors import ConfigError
 from tests.evaluation.test_report import KINDS
-from tests.evaluation.test_run import digests, rows, toys
+from tests.evaluation.test_run import toys
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
 from tools.recompute import of_evaluation
 
 DIRECT, STANDARD = "python:papers.baselines:Direct", "python:papers.baselines:RAG"
-FORMATS = f"{DIRECT},{STANDARD}"
-DIRECT_SETTING, RAG_SETTING = (f"{name.replace(':', '.')}_t1_s8_k3" for name in (DIRECT, STANDARD))
 PAPERS = Path(__file__).parents[3] / "shared" / "papers"
 
 
@@ -37,51 +34,16 @@ def questions(out):
 @pytest.fixture(scope="module")
 def compared(out, questions):
     RECORD.clear()
-    return evaluate(toys(questions, "knower", format__name=FORMATS), out)
-
-
-def test_formats_are_settings_of_one_folder_and_the_first_is_the_baseline(compared, out):
-    assert list(compared["policies"]["knower"]) == [DIRECT_SETTING, RAG_SETTING]
-    assert [row["retrievals"] for row in rows(out, "knower", RAG_SETTING)] == [1] * 24
-    assert [row["retrievals"] for row in rows(out, "knower", DIRECT_SETTING)] == [0] * 24
-    (em,) = (row for row in compared["differences"] if row["metric"] == "em")
-    assert (em["setting"], em["baseline_setting"]) == (RAG_SETTING, DIRECT_SETTING)
-    assert em["mean"] == pytest.approx(8 / 12 - 6 / 12)
-    assert compared["content"]["policies"]["knower"]["format"] == f"{DIRECT}, {STANDARD}"
-
-
-def test_a_format_that_is_added_is_all_that_is_paid_for(tmp_path):
-    questions = write_questions(tmp_path / "toy.jsonl")
-    evaluate(toys(questions, "knower", format__name=STANDARD), tmp_path / "out")
-    RECORD.clear()
-    figures = evaluate(toys(questions, "knower", format__name=FORMATS), tmp_path / "out")
-    assert RECORD.calls == {"knower": 12}
-    assert figures["setting"] == DIRECT_SETTING
-    before = digests(tmp_path / "out")
-    evaluate(toys(questions, "knower", format__name=FORMATS), tmp_path / "out")
-    assert RECORD.calls == {"knower": 12} and digests(tmp_path / "out") == before
-    with pytest.raises(ConfigError, match="format 'rug' is unknown"):
-        evaluate(toys(questions, "knower", format__name=f"{DIRECT},rug"), tmp_path / "out")
-
-
-def test_a_policy_in_one_format_is_compared_with_the_baselines_first(tmp_path):
-    questions = write_questions(tmp_path / "toy.jsonl")
-    configs = toys(questions, "knower", format__name=f"{STANDARD},{DIRECT}") | toys(questions, "searcher")
-    figures = evaluate(configs, tmp_path / "out", top_ks=[1, 3])
-    told = {(row["policy"], row["setting"]): row["baseline_setting"] for row in figures["differences"]}
-    assert told == {
-        ("knower", DIRECT_SETTING.replace("k3", "k1")): RAG_SETTING.replace("k3", "k1"),
-        ("knower", DIRECT_SETTING): RAG_SETTING,
-        ("searcher", "t1_s8_k1"): RAG_SETTING.replace("k3", "k1"),
-        ("searcher", "t1_s8_k3"): RAG_SETTING,
-    }
+    (direct,) = toys(questions, "knower", format__name=DIRECT).values()
+    (rag,) = toys(questions, "knower", format__name=STANDARD).values()
+    return evaluate({"direct": direct, "rag": rag}, out)
 
 
 def test_the_papers_table_has_a_row_per_set_and_method_with_the_papers_rows_below(compared, out):
     table = methods_table(compared)
     ours = [row for row in table.rows if row[3]]
     assert [row[:4] for row in ours] == [
-        [dataset, format, "knower", "12"] for dataset in ("hotpotqa", "toy") for format in ("direct", "rag")
+        [dataset, format, format, "12"] for dataset in ("hotpotqa", "toy") for format in ("direct", "rag")
     ]
     assert table.columns[4:] == ["EM", "F1", "ACC", "searches"]
     assert re.fullmatch(r"0\.667 \[0\.\d+, 0\.\d+\]", ours[1][4]) and ours[1][7] == "1.000 [1.000, 1.000]"
