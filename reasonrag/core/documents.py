@@ -1,7 +1,7 @@
-"""YAML and JSON that people and other programs wrote: plain values, at a bounded cost, and no key twice.
+"""Safe YAML and JSON loading: plain values, bounded size, duplicate keys refused.
 
-Where a key stands twice, readers disagree on which value counts: Python and YAML's libraries take the last one, Arrow
-and the Hub refuse the text. Here it is refused, as a setting or a golden answer would be lost without a word.
+Readers disagree on which of two equal keys counts: Python's libraries take the last one, Arrow and the Hub refuse the
+text. It is refused here, because a setting or a golden answer would be lost silently.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
@@ -18,7 +18,6 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.secrets import excerpt
 
 MOST_CHARS = 1 << 20  # of a YAML text; PyYAML reads it in seconds
-_MOST_VALUES = 50_000  # each use of an alias counts with all that it stands for
 _DEEPEST = 64
 _LONGEST_NUMBER = 64  # characters; `1:1:1:...` is a number of base 60, which takes quadratic time
 _PLAIN = ("null", "bool", "int", "float", "seq", "map", "str")
@@ -42,12 +41,12 @@ def parse_json(text: str | bytes) -> Any:
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON (an `object_pairs_hook`); raise ValueError if a key stands in it twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice[:80]!r} stands in it twice")
-    return found
+    return values
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=unique)
@@ -56,11 +55,11 @@ _JSON = json.JSONDecoder(object_pairs_hook=unique)
 def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text: mappings, lists, texts, numbers, true, false and null.
 
-    As in YAML 1.2, `no` and `off` are texts; so are dates. Aliases and merge keys work.
+    As in YAML 1.2, `no` and `off` are texts; so are dates.
 
     Raises:
-        ValueError: it is no YAML, a key stands twice, a tag asks for another type, or it is too large: in characters,
-            in values with aliases written out, in depth, or in digits of a number.
+        ValueError: it is not YAML, has an alias or the same key twice, a tag asks for another type, or it is too large:
+            in characters, in depth, or in digits of a number.
     """
     if len(text) > MOST_CHARS:
         raise ValueError(f"it has more than {MOST_CHARS:,} characters")
@@ -106,47 +105,40 @@ def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
 
 def to_yaml(value: Any) -> str:
     """Return a value as YAML, with keys in their order."""
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts while it composes, before a value is made: what is refused has cost little."""
+    """Refuses a text while it is composed, before values are made: a refusal costs little."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = self._values = 0
-        self._sizes: dict[yaml.Node, int] = {}  # values in each finished node, aliases written out
+    depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
-        before, is_alias = self._values, self.check_event(yaml.AliasEvent)
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            self._refuse(f"nested deeper than {_DEEPEST} levels")
-        node = cast(yaml.Node, super().compose_node(parent, index))
-        self._depth -= 1
-        if is_alias and node not in self._sizes:
-            self._refuse("an alias stands for what it is part of")
-        self._values += self._sizes[node] if is_alias else 1
-        if self._values > _MOST_VALUES:
-            self._refuse(f"more than {_MOST_VALUES:,} values, with aliases written out")
-        if isinstance(node, yaml.ScalarNode):
-            if node.tag.endswith((":int", ":float")) and len(node.value) > _LONGEST_NUMBER:
-                self._refuse(f"a number of {len(node.value):,} characters")
-        elif isinstance(node, yaml.MappingNode) and not is_alias:
-            self._check_keys(node)
-        self._sizes[node] = self._values - before
+        if self.check_event(yaml.AliasEvent):  # a few of them can stand for billions of values
+            raise yaml.YAMLError("an alias (*NAME) is not supported; write the value out")
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise yaml.YAMLError(f"nested deeper than {_DEEPEST} levels")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        if isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")):
+            if len(node.value) > _LONGEST_NUMBER:
+                raise yaml.YAMLError(f"a number of {len(node.value):,} characters")
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                line, name = key.start_mark.line + 1, str(key.value)
+                if name in lines:
+                    raise yaml.YAMLError(
+                        f"the key {name[:80]!r} stands in it twice, in line {lines[name]} and in line {line}"
+                    )
+                lines[name] = line
         return node
 
-    def _check_keys(self, node: yaml.MappingNode) -> None:
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            line, name = key.start_mark.line + 1, str(key.value)
-            if name in lines:
-                self._refuse(f"the key {name[:80]!r} stands in it twice, in line {lines[name]} and in line {line}")
-            lines[name] = line
 
-    def _refuse(self, why: str) -> None:
-        raise yaml.YAMLError(why)
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 _Loader.yaml_constructors = {
@@ -158,7 +150,7 @@ _Loader.yaml_implicit_resolvers = {
     first: [
         (tag, pattern)
         for tag, pattern in found
-        if tag.endswith((":null", ":int", ":float", ":merge")) or (tag.endswith(":bool") and first in "tTfF")
+        if tag.endswith((":null", ":int", ":float")) or (tag.endswith(":bool") and first in "tTfF")
     ]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }

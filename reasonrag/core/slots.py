@@ -19,13 +19,11 @@ _FIRST_PROBE_S, _LONGEST_PROBE_S = 0.1, 2.0
 _LOOK_S = 1.0  # between two looks whether this process was stopped while an engine is away
 _EARLY_S = 1e-3  # a timer may fire this much before its time: uvloop counts whole milliseconds
 
-_DOUBLING_PAYS = 0.5  # more throughput per more requests, both as logarithms: 1 at an idle engine, 0 at a full one
-_MORE_PAYS = 0.2
-_MORE = 1.25  # every other measurement has this many times the requests
-_STEP = 0.2  # how far one comparison moves the limit
+_STEP, _SHRINK = 64, 0.75  # additive increase and multiplicative decrease of the limit, once a round
+_SLOW = 2.0  # times the seconds a token of the fastest round: then the engine has more requests than it works on
 _SURE, _CROWDED = 5, 3  # refusals of a request that close a slot: .4**5 is .01; and if three of four requests wait
 _MOST = 7 / 8  # share of the requests in flight that have to be at the engine for closed slots to be opened
-_FULL = 0.8  # share of the slots that have to be in use for a measurement to say something about the limit
+_FULL = 0.8  # share of a round's replies that have to find all slots in use: else they say nothing about the limit
 
 
 answered: ContextVar[list[Request] | None] = ContextVar("answered", default=None)
@@ -54,12 +52,14 @@ class Slots:
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        """Allow `limit` requests; with None, the engine's own limit is found out and followed (`_Finder`)."""
+        """Allow `limit` requests. With None, increase the limit while replies stay fast, else decrease it (AIMD)."""
         self.in_flight = 0
         self.waiting = 0
         self.away_since: float | None = None
-        self._fixed = limit
-        self._finder = _Finder()
+        self._is_fixed = limit is not None
+        self._most: float = limit or START
+        self._fastest = math.inf  # seconds a token, of all rounds
+        self._begin_round()
         self._queue: list[tuple[int, int, int, Request, asyncio.Future[None]]] = []
         self._arrivals = 0
         self.drained_by: Exception | None = None
@@ -75,11 +75,11 @@ class Slots:
     @property
     def limit(self) -> int:
         """Requests that may be in flight, at least 1; setting it fixes the most."""
-        return int(min(self._finder.limit if self._fixed is None else self._fixed, self._open))
+        return int(min(self._most, self._open))
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        self._fixed = limit
+        self._is_fixed, self._most = True, limit
 
     @property
     def free(self) -> int:
@@ -156,7 +156,7 @@ class Slots:
         self._sent.pop(request, None)
         if request.keeps:
             return
-        self._finder.occupied(now, self.in_flight)
+        was_full = self.in_flight >= self.limit
         self.in_flight -= 1
         if request.probes:
             self._probing = False
@@ -170,12 +170,30 @@ class Slots:
             loop.call_at(max(self.probe_at, now), self._admit)
         elif self.away_since is not None and answers:
             self.away_since, self._probing, self.given_up, self._open = None, False, False, math.inf
-            if self._probes > 1:  # else it had lost three of many by chance
-                self._finder.measure(now, self.in_flight)
-        elif error is None:
-            self._finder.replied(now, self.in_flight, request)
+            self._begin_round()
+        elif error is None and not self._is_fixed:
+            self._replied(now - request.started, request.tokens, was_full)
         if self._queue:
             self._admit()
+
+    def _begin_round(self) -> None:
+        self._replies = self._full = self._tokens = 0
+        self._seconds = 0.0
+
+    def _replied(self, seconds: float, tokens: int, was_full: bool) -> None:
+        """Count a reply; after a round of as many as there are slots, change their number (AIMD)."""
+        self._replies += 1
+        self._full += was_full
+        self._seconds += seconds
+        self._tokens += tokens
+        if self._replies < max(self.limit, START):
+            return
+        pace = self._seconds / max(self._tokens, 1)
+        if self._full >= _FULL * self._replies:
+            self._fastest = min(self._fastest, pace)
+            more = self._most + _STEP if pace <= _SLOW * self._fastest else self._most * _SHRINK
+            self._most = min(max(more, START), LARGEST)
+        self._begin_round()
 
     def release(self, request: Request) -> None:
         """Give the slot back that a refused request has kept, as it is not sent again."""
@@ -230,7 +248,6 @@ class Slots:
         return self.in_flight < self.limit
 
     def _take(self, request: Request, now: float) -> None:
-        self._finder.occupied(now, self.in_flight)
         self.in_flight += 1
         self._probing = request.probes = self.away_since is not None
         request.started = now
@@ -280,91 +297,6 @@ class Request:
             kept.append(self)
         else:
             self.slots.leave(self, error)
-
-
-class _Finder:
-    """Finds how many requests in flight are worth it, from 1 to `LARGEST`, and follows as that changes.
-
-    Throughput is measured while the slots are full, after those replies that were begun under another limit: requests
-    in flight times the tokens a second of one, which is steadier than a count of replies, as these differ in length and
-    come in waves. First the limit is doubled while that brings clearly more (or halved from `START` on, while that
-    brings hardly less), and set to the smaller of the last two times their ratio of throughputs: the knee of an engine
-    with so many slots of its own. From then on throughput at the limit and at a quarter more are compared again and
-    again. While the slots are not full, as at the end of a run, or while refusals keep some closed, nothing can be
-    learnt and nothing changes.
-    """
-
-    def __init__(self) -> None:
-        self.limit = START
-        self._settled_on = 0.0  # 0 during the search
-        self._direction = 0
-        self._before: tuple[float, float] | None = None  # requests in flight, throughput
-        self.measure(0.0, START // 2)
-
-    def measure(self, now: float, in_flight: int) -> None:
-        """Begin a measurement, once the requests in flight have been answered."""
-        self._unsettled = in_flight
-        self._replies = self._tokens = 0
-        self._replies_s = 0.0  # seconds of the requests that were answered
-        self._area = 0.0  # requests in flight, summed over time
-        self._began = self._seen = now
-
-    def occupied(self, now: float, in_flight: int) -> None:
-        """Note how many requests were in flight until now."""
-        self._area += (now - self._seen) * in_flight
-        self._seen = now
-
-    def replied(self, now: float, in_flight: int, request: Request) -> None:
-        """Note a reply; at the end of a measurement, change the limit."""
-        self._replies += 1
-        self._tokens += request.tokens
-        self._replies_s += now - request.started
-        if self._unsettled:
-            self._unsettled -= 1
-            if not self._unsettled:
-                self.measure(now, 0)
-            return
-        if self._replies < (max(2 * self.limit, 200) if self._settled_on else max(self.limit, 64)):
-            return
-        occupied = self._area / max(now - self._began, 1e-9)
-        if occupied < _FULL * self.limit:
-            self.measure(now, 0)
-            return
-        self._decide(occupied, occupied * self._tokens / max(self._replies_s, 1e-9))
-        self.measure(now, max(in_flight, self.limit))
-
-    def _decide(self, requests: float, throughput: float) -> None:
-        before, self._before = self._before, (requests, throughput)
-        pays = _MORE_PAYS
-        if before is not None and not math.isclose(requests, before[0], rel_tol=0.05):
-            pays = math.log(throughput / before[1]) / math.log(requests / before[0])
-        if self._settled_on:
-            self._compare(pays)
-        elif before is None:
-            self.limit *= 2
-        elif pays >= _DOUBLING_PAYS and self._direction >= 0 and self.limit < LARGEST:
-            self._direction = 1
-            self.limit *= 2
-        elif pays < _DOUBLING_PAYS and self._direction <= 0 and self.limit > 1:
-            if self._direction == 0:  # START was enough already
-                self._before = before
-                self.limit //= 2
-            self._direction = -1
-            self.limit //= 2
-        else:
-            (low, least), (high, most) = sorted([before, (requests, throughput)])
-            self._settle(min(max(low * most / least, low), high))
-            self._before = None
-
-    def _compare(self, pays: float) -> None:
-        had_more = self.limit > round(self._settled_on)
-        self._settle(self._settled_on * math.exp(_STEP * (min(max(pays, -1.0), 1.5) - _MORE_PAYS)))
-        if not had_more:
-            self.limit = max(round(self._settled_on * _MORE), self.limit + 1)
-
-    def _settle(self, limit: float) -> None:
-        self._settled_on = min(max(limit, 1.0), LARGEST / _MORE)
-        self.limit = round(self._settled_on)
 
 
 def _total(name: str) -> property:

@@ -15,7 +15,7 @@ from benchmarks.virtual_time import run as run_virtually
 from reasonrag.core.addresses import Addresses
 from reasonrag.core.errors import Interrupted, LLMError
 from reasonrag.core.http import Retries, Unavailable
-from reasonrag.core.slots import Slots
+from reasonrag.core.slots import START, Slots
 
 
 def one_server(concurrency: int | None = None) -> Addresses:
@@ -66,13 +66,13 @@ def test_a_cancelled_request_leaves_no_slot_behind(cancelled_at):
     ids=["slots", "continuous batching"],
 )
 @pytest.mark.parametrize("knee", [32, 256])
-def test_the_knee_of_an_engine_is_found_and_the_engine_is_never_starved(make, knee):
+def test_an_engine_that_says_no_limit_is_never_starved_nor_asked_for_much_more_than_it_works_on(make, knee):
     async def main():
         engine = make(knee)
         return await drive(engine, Slots(), seconds=120.0, askers=600), engine.busy_s
 
     found, busy_s = run_virtually(main())
-    assert 0.75 * knee <= statistics.median(found) <= 1.25 * knee
+    assert knee <= statistics.median(found) <= 3 * max(knee, START)
     assert busy_s >= 0.95 * knee * 120.0
 
 
