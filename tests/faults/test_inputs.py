@@ -76,9 +76,6 @@ def _bomb(levels: int, width: int) -> str:
 
 BOMBS = {
     "9 levels of 10 aliases": _bomb(9, 10),
-    "merge keys of merge keys": "a0: &a0 {x: 1}\n"
-    + "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 9)),
-    "an alias in itself": "a: &a [*a]",
     "100,000 brackets": "[" * 100_000,
     "nested lists": "- " * 100_000,
     "a number of base 60": ":".join("1" * 400_000),
@@ -111,10 +108,7 @@ def test_yaml_that_would_never_end(tmp_path: Path, rounds: Rounds, figure: Figur
     figure(f"{len(said)} of {len(said)} refused; at most {seconds[slowest]:.1f} CPU s ({slowest})")
     assert all("\n" not in line and len(line) < 700 for line in said.values())
     assert "'seed' stands in it twice, in line 1 and in line 3" in said["a key twice"]
-    assert "more than 50,000 values" in said["9 levels of 10 aliases"]
-    file.write_text("a: &a {iterations: 3}\nsearch: {<<: *a, lag: 0}\n")
-    with pytest.raises(ConfigError, match="unknown key 'a'"):  # aliases themselves are fine
-        load_config(file=file)
+    assert "write the value out" in said["9 levels of 10 aliases"]
     for text in ('{"id": "q", "id": "r"}', '{"a": {"b": 1, "b": 1}}'):
         with pytest.raises(ValueError, match="stands in it twice"):
             parse_json(text)
