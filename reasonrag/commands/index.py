@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,7 +143,7 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
 @JSON
 @click.argument("folder", type=PATH)
 def doctor(folder: Path, trust_remote_code: bool, sample: int, seed: int | None, as_json: bool, **given: Any) -> None:
-    """Check an index. Read every byte, measure size, memory and speed, and see whether it finds its own passages.
+    """Check an index. Read every byte, measure size and speed, and see whether it finds its own passages.
 
     \b
       reasonrag index doctor indexes/mine
@@ -250,13 +250,11 @@ def _print_report(report: Mapping[str, Any], console: Console) -> None:
         rows.append((name, show_size(part["bytes"]), part["files"], f"{part['seconds']:.1f} s", counts, built_with))
     columns = ("part", "size", "files", "read in", "counts", "settings")
     console.print(Table("", columns, rows).terminal())
-    console.print(Table("", ("", ""), list(_measured(report, show_size))).terminal())
+    console.print(Table("", ("", ""), list(_measured(report))).terminal())
 
 
-def _measured(report: Mapping[str, Any], show_size: Callable[[float], str]) -> Iterator[tuple[str, str]]:
-    memory = report["resident_bytes"]
+def _measured(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "opened in", f"{report['open_s']:.2f} s"
-    yield "memory", "not reported by this system" if memory is None else show_size(memory)
     found = f"{report['found_at_1']:.3f} first, {report['found_at_10']:.3f} in 10"
     yield f"finds its own passages, of {report['sample']}", found
     for how, rate in report["queries_per_s"].items():

@@ -1,4 +1,4 @@
-"""Batch the queries of many tasks: those that arrive together share one lookup, and none is looked up twice."""
+"""Batch the queries of many tasks: queries that arrive together share one lookup, and each is looked up once."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def _plan(passages: str, settings: BM25Config) -> Plan:
 
 
 def _build(index: IndexFolder, source: CorpusSource, config: BM25Config) -> None:
-    """Build what is missing or damaged; if the corpus is unusable, leave no folder behind."""
+    """Build missing or damaged parts; if the corpus is unusable, delete the folder."""
     try:
         build_passages(index, source, _STRICT, progress=Silent())
         build_bm25(index, config, max_bytes=_MAX_BYTES, progress=Silent())

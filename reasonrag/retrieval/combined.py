@@ -99,7 +99,7 @@ class CrossEncoderReranker:
         """
         require_dense(f"reranker {name_or_path!r}", otherwise="leave the reranker out")
         files = find_files(name_or_path)
-        architectures = list(map(str, files.document("config.json").get("architectures") or []))
+        architectures = list(map(str, files.config().get("architectures") or []))
         # A model that was not trained to score pairs would get a random head without an error.
         if not files.has_modules() and not any(name.endswith("ForSequenceClassification") for name in architectures):
             raise ConfigError(

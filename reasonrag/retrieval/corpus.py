@@ -23,12 +23,11 @@ from reasonrag.storage.records import SUFFIXES, Row, raw_rows
 KNOWN_CORPORA: Mapping[str, tuple[str, int]] = {
     "wiki18": ("hub:PeterJinGo/wiki-18-corpus:wiki-18.jsonl.gz", 21_015_324),
 }
-# Data sets whose questions carry paragraphs, which together are the corpus.
+# Data sets with questions that carry paragraphs, which together are the corpus.
 PARAGRAPH_CORPORA = ("hotpotqa", "2wikimultihopqa", "musique")
 
 _TEXTS = (".txt", ".md")
-_HUB = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<item>.+))?")
-_HUB_TIMEOUT_S = 10.0
+_HUB = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?:(?P<file>.+)")
 
 
 class CorpusSource(Protocol):
@@ -46,7 +45,7 @@ class CorpusSource(Protocol):
         ...
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        """Yield the 1-based number and the value of each row after row `start`; None for what is not JSON.
+        """Yield the 1-based number and the value of each row after row `start`; None if it is not JSON.
 
         Raises:
             DataError: the corpus cannot be read to its end.
@@ -140,37 +139,12 @@ class GivenCorpus:
             yield number, {"id": passage.id, "contents": passage.contents}
 
 
-class HubCorpus:
-    """A split of a data set on the Hub, streamed."""
-
-    def __init__(self, name: str, repository: str, split: str, commit: str) -> None:
-        self.name = name
-        self._commit = commit
-        try:
-            import datasets
-
-            self._rows = datasets.load_dataset(repository, split=split, revision=commit, streaming=True)
-            known = (self._rows.info.splits or {}).get(split)
-        except Exception as error:  # each library below raises its own types
-            raise _hub_failure(name, error) from error
-        self.total: int | None = known.num_examples if known else None
-
-    def checksum(self) -> str:
-        return self._commit
-
-    def rows(self, start: int = 0) -> Iterator[Row]:
-        try:
-            yield from enumerate(self._rows.skip(start), start + 1)
-        except Exception as error:
-            raise _hub_failure(self.name, error) from error
-
-
 def open_corpus(spec: str) -> CorpusSource:
     """Open a corpus by file, folder, address on the Hub or name. Rows have id and contents, or id, title and text.
 
     It is a .jsonl(.gz, .zst), .json or .parquet file; a folder of such files, or of .txt and .md files;
-    `hub:OWNER/NAME[@REVISION][:FILE_OR_SPLIT]` (split train by default); a name of `KNOWN_CORPORA`; or `hotpotqa`,
-    `2wikimultihopqa`, `musique` (also with `:SPLIT`), whose questions carry their paragraphs.
+    `hub:OWNER/NAME[@REVISION]:FILE`, a file of a data set; a name of `KNOWN_CORPORA`; or `hotpotqa`, `2wikimultihopqa`,
+    `musique` (also with `:SPLIT`): the paragraphs that their questions carry.
 
     Raises:
         DataError: the corpus does not exist, or the Hub cannot be used.
@@ -195,7 +169,7 @@ def open_corpus(spec: str) -> CorpusSource:
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     raise DataError(
         f"corpus {quoted(spec)} is neither a file nor a folder nor a known name; {hint}known: {', '.join(names)}, "
-        f"hub:OWNER/NAME, a folder, or a path that ends in {', '.join(SUFFIXES)}"
+        f"hub:OWNER/NAME:FILE, a folder, or a path that ends in {', '.join(SUFFIXES)}"
     )
 
 
@@ -223,34 +197,24 @@ def _open_folder(folder: Path) -> CorpusSource:
 
 def _open_hub(spec: str, *, name: str | None = None, total: int | None = None) -> CorpusSource:
     address = _HUB.fullmatch(spec)
-    if address is None:
-        raise DataError(f"corpus {quoted(spec)}: write hub:OWNER/NAME, hub:OWNER/NAME@REVISION:FILE or :SPLIT")
-    repository, commit, item = address["repository"], address["revision"], address["item"] or "train"
-    is_file = item.lower().endswith(SUFFIXES)
+    if address is None or not address["file"].lower().endswith(SUFFIXES):
+        raise DataError(f"corpus {quoted(spec)}: write hub:OWNER/NAME:FILE or hub:OWNER/NAME@REVISION:FILE")
+    repository, file = address["repository"], address["file"]
     import huggingface_hub
 
     try:
-        # A split is streamed, which needs the Hub; a file may be in its cache.
-        if not (is_file and huggingface_hub.is_offline_mode()):
-            about = huggingface_hub.HfApi().dataset_info(repository, revision=commit, timeout=_HUB_TIMEOUT_S)
-            commit = about.sha
-        if is_file:
-            path = Path(huggingface_hub.hf_hub_download(repository, item, repo_type="dataset", revision=commit))
-            commit = path.parts[-1 - len(Path(item).parts)]  # .../snapshots/COMMIT/FILE
-    except Exception as error:  # three libraries below raise their own types
-        raise _hub_failure(spec, error) from error
-    name = name or f"hub:{repository}@{commit}:{item}"
-    if is_file:
-        return FileCorpus(name, [path], checksum=f"{commit}:{item}", total=total)
-    return HubCorpus(name, repository, item, str(commit))
-
-
-def _hub_failure(spec: str, error: Exception) -> DataError:
-    reason = f"{type(error).__name__}: {quoted(error)}"
-    return DataError(
-        f"corpus {quoted(spec)} has to be fetched from the Hub, which cannot be used ({reason}); download it and give "
-        "the file, set HF_HUB_OFFLINE=1 to read a cached copy, or try again: rows that were read are kept"
-    )
+        path = Path(
+            huggingface_hub.hf_hub_download(repository, file, repo_type="dataset", revision=address["revision"])
+        )
+    except Exception as error:  # several libraries raise their own types
+        reason = f"{type(error).__name__}: {quoted(error)}"
+        raise DataError(
+            f"corpus {quoted(spec)} has to be fetched from the Hub, which cannot be used ({reason}); download it and "
+            "give the file, set HF_HUB_OFFLINE=1 to read a cached copy, or try again"
+        ) from error
+    commit = path.parts[-1 - len(Path(file).parts)]  # .../snapshots/COMMIT/FILE
+    checksum = f"{commit}:{file}"
+    return FileCorpus(name or f"hub:{repository}@{checksum}", [path], checksum=checksum, total=total)
 
 
 def _checksum(files: Sequence[Path], folder: Path | None) -> str:

@@ -20,7 +20,7 @@ _BATCH = 64  # queries that the model reads at once
 
 
 class DenseRetriever(LocalRetriever):
-    """Finds the passages whose vectors are closest to the query's, by cosine; equal ones in the order of the corpus.
+    """Finds the passages with the vectors closest to the query's, by cosine; equal ones in the order of the corpus.
 
     The other queries of a batch can change the last digit of a query's vector, and so its ranking if two passages are
     that close to each other. In half precision this happens more often.

@@ -14,13 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reasonrag.core.documents import named_path, parse_json
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import trusted
 from reasonrag.core.text import normalize_answer
 from reasonrag.core.watch import Worker
 from reasonrag.retrieval.index.settings import EncoderConfig
-from reasonrag.storage.files import size_and_digest
+from reasonrag.storage.files import read_json, size_and_digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32]
 
-_DTYPES = ("float32", "bfloat16", "float16")
 _NAMING = ("name", "family", "revision")  # of an identity; they do not change the vectors ("family": of version 0.1.0)
 
 # Prefixes of queries and passages that the model cards ask for and the models' files do not have. A wrong prefix raises
@@ -79,15 +78,9 @@ class ModelFiles:
     name: str
     revision: str
 
-    def document(self, name: str) -> dict[str, Any]:
-        """Parse a JSON file of the model; empty if it does not exist."""
-        try:
-            document = parse_json((self.folder / name).read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"encoder {self.name!r}: {name} cannot be read", quoting=error) from error
-        return document if isinstance(document, dict) else {}
+    def config(self) -> dict[str, Any]:
+        """Return the model's config.json; empty if it is missing or damaged."""
+        return read_json(self.folder / "config.json") or {}
 
     def has_modules(self) -> bool:
         """Whether sentence-transformers saved the model, so that its files define how it pools."""
@@ -123,9 +116,7 @@ def find_files(name_or_path: str, *, revision: str | None = None) -> ModelFiles:
         snapshot = Path(snapshot_download(name_or_path, revision=revision, allow_patterns=[*_CONFIGS, _SAFETENSORS]))
         if not any(snapshot.glob(_SAFETENSORS)):
             snapshot_download(name_or_path, revision=snapshot.name, allow_patterns=[_PYTORCH])
-    except HFValidationError as error:
-        raise ConfigError(f"encoder {name_or_path!r} cannot be loaded: no such folder, and no Hub id") from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         problem = f"encoder {name_or_path!r} cannot be loaded: it is not a folder, and the Hub does not give it"
         raise ConfigError(problem, quoting=error) from error
     return ModelFiles(snapshot, name_or_path, snapshot.name)
@@ -143,15 +134,15 @@ def open_text_encoder(config: EncoderConfig, *, revision: str | None = None) -> 
         ConfigError: sentence-transformers is missing, the model cannot be found, or its files do not define pooling.
     """
     require_dense(f"encoder {config.name!r}", otherwise="take the encoder lexical")
-    if config.dtype not in (None, *_DTYPES):
-        raise ConfigError(f"encoder dtype {config.dtype!r} is none of {', '.join(_DTYPES)}")
     files = find_files(str(config.name), revision=revision)
     if not files.has_modules():
         raise ConfigError(
             f"encoder {files.name!r} has no modules.json, so it is unknown how token vectors become one vector; save "
             "it with sentence-transformers (SentenceTransformer(modules=[Transformer(...), Pooling(...)]).save(...))"
         )
-    with loading(f"encoder {files.name!r}"), _no_bars():
+    with loading(f"encoder {files.name!r}"):
+        # Its progress bars would mix with those of the build.
+        import_module("transformers.utils.logging").disable_progress_bar()
         model = import_module("sentence_transformers").SentenceTransformer(
             str(files.folder),
             device=config.device,
@@ -316,20 +307,6 @@ def loading(model: str) -> Iterator[None]:
         raise ConfigError(f"{model} cannot be loaded", quoting=error) from error
 
 
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Hide transformers' progress bars, which would mix with our own."""
-    from transformers.utils import logging
-
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-
-
 def _pooling(model: Any) -> str:
     """Return how the model's modules pool; "none" if they make one vector in another way."""
     for module in model:
@@ -342,7 +319,7 @@ def _pooling(model: Any) -> str:
 def _prefixes(model: Any, files: ModelFiles, config: EncoderConfig) -> dict[str, str]:
     """Return the prefixes of queries and passages: from the settings, else the model's files, else its name."""
     prefixes = {"query": "", "passage": ""}
-    names = (files.name, str(files.document("config.json").get("_name_or_path", "")))
+    names = (files.name, str(files.config().get("_name_or_path", "")))
     for pattern, (query, passage) in PREFIXES.items():
         if any(re.search(pattern, name.lower()) for name in names):
             prefixes = {"query": query, "passage": passage}
@@ -356,7 +333,7 @@ def _prefixes(model: Any, files: ModelFiles, config: EncoderConfig) -> dict[str,
 
 def _limit(model: Any, files: ModelFiles, max_tokens: int | None) -> int:
     """Set and return how many tokens of a text the model reads."""
-    positions = files.document("config.json").get("max_position_embeddings")
+    positions = files.config().get("max_position_embeddings")
     limits = [limit for limit in (model.max_seq_length, positions) if isinstance(limit, int) and 0 < limit < 1 << 30]
     longest = min(limits, default=512)
     if max_tokens is not None and not 8 <= max_tokens <= longest:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import resource
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, closing
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from reasonrag.core import event_loop
@@ -33,9 +31,8 @@ def examine(
     """Read every byte of an index, then search for pieces of `sample` of its own passages.
 
     Returns:
-        `parts` (bytes, files, counts, seconds to read, by name), `open_s`, `resident_bytes` that opening and searching
-        added, `found_at_1` and `found_at_10` in [0, 1], `queries_per_s` alone and in batches of 64; for approximate
-        vectors also `recall_at_10` against exact search.
+        `parts` (bytes, files, counts, seconds to read, by name), `open_s`, `found_at_1` and `found_at_10` in [0, 1],
+        `queries_per_s` alone and in batches of 64; for approximate vectors also `recall_at_10` against exact search.
 
     Raises:
         DataError: a file is missing, truncated or changed.
@@ -59,7 +56,6 @@ def examine(
     with closing(PassageStore(index.part("passages"))) as store:
         drawn = self_queries(store, sample, seed=seed)
         ids, queries = [store.passage(row).id for row, _ in drawn], [query for _, query in drawn]
-    resident_before = resident()
     started = time.perf_counter()
     retriever = open_index(config, trust_remote_code=trust_remote_code)
     report: Report = {"parts": parts, "open_s": time.perf_counter() - started}
@@ -71,9 +67,6 @@ def examine(
 
         dense = DenseRetriever(index, config.encoder, device=config.device, trust_remote_code=trust_remote_code)
         report["recall_at_10"] = dense.recall_at_10(queries)
-    resident_after = resident()
-    known = resident_before is not None and resident_after is not None
-    report["resident_bytes"] = max(resident_after - resident_before, 0) if known else None  # type: ignore[operator]
     return report
 
 
@@ -100,15 +93,6 @@ async def _search_for(retriever: Retriever, ids: list[str], queries: list[str]) 
         "found_at_10": found_at_all / len(queries),
         "queries_per_s": {"alone": alone, f"batches of {_BATCH}": batched},
     }
-
-
-def resident() -> int | None:
-    """Return the bytes of memory of this process, mapped files included; None if the system does not report it."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * resource.getpagesize()
 
 
 class GoldFound(NamedTuple):

@@ -70,7 +70,7 @@ class RemoteRetriever:
             concurrency: maximum requests in flight at each server.
             max_queries: maximum queries of a request; more are sent in several requests at the same time.
             identity: names corpus and index in fingerprints. Change it when the servers change theirs, because a URL
-                does not identify what is served there.
+                does not identify their passages.
             token_env: environment variable; its value, if set, is sent as a bearer token.
 
         Raises:

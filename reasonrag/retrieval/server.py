@@ -35,7 +35,7 @@ class ServeSettings(ListenSettings):
 
     top_k: int = setting(3, "passages per search. A request may ask for another number", "--top-k", ge=1)
     max_queue: int = setting(16384, "maximum unanswered queries of all requests", ge=1)
-    health_timeout_s: float = setting(10.0, "timeout in seconds of the query behind /health", gt=0)
+    health_timeout_s: float = setting(10.0, "timeout in seconds of the query that /health sends", gt=0)
 
 
 class RetrieveRequest(BaseModel):

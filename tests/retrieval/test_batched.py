@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Sequence
 
 import pytest
@@ -54,11 +53,6 @@ def test_no_call_is_larger_than_max_batch() -> None:
     inner = EchoRetriever()
     asyncio.run(BatchedRetriever(inner, max_batch=4).search([f"q{i}" for i in range(10)], 1))
     assert [len(queries) for queries, _ in inner.calls] == [4, 4, 2]
-
-
-def test_a_full_batch_does_not_wait_for_the_window() -> None:
-    batched = BatchedRetriever(EchoRetriever(), window_s=60, max_batch=2)
-    assert len(asyncio.run(asyncio.wait_for(batched.search(["a", "b"], 1), 5))) == 2
 
 
 def test_a_query_is_looked_up_once_also_when_asked_at_the_same_moment() -> None:
@@ -154,13 +148,6 @@ def test_a_refused_query_fails_alone(cause: str, position: int) -> None:
     assert len(inner.calls) == 17, "the batch, then two halves on each of 8 levels"
 
 
-def test_many_refused_queries_fail_without_the_others() -> None:
-    batched = BatchedRetriever(Refusing("http_422"))
-    queries = [f"bad{i}" if i % 7 == 3 else f"q{i}" for i in range(256)]
-    found = asyncio.run(ask_each(batched, queries))
-    assert found == ["http_422" if query.startswith("bad") else query for query in queries]
-
-
 def test_a_refused_query_is_tried_again_when_asked_again_and_the_others_are_not() -> None:
     inner = Refusing("http_422")
     batched = BatchedRetriever(inner)
@@ -241,23 +228,6 @@ def test_closing_tells_those_who_wait_and_closes_the_inner_one() -> None:
     assert inner.closed == 1 and batched.fingerprint == "echo"
 
 
-def test_closing_is_silent_where_nobody_waits_any_more() -> None:
-    complaints: list[dict[str, object]] = []
-
-    async def leave_and_close() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        batched = BatchedRetriever(EchoRetriever(delay_s=60))
-        waiting = asyncio.create_task(batched.search(["q"], 1))
-        await asyncio.sleep(0.01)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        await batched.aclose()
-        gc.collect()
-
-    asyncio.run(leave_and_close())
-    assert complaints == []
-
-
 def test_a_store_with_a_limit_forgets_what_was_not_asked_for_the_longest() -> None:
     store, whole = MemoryStore(2), MemoryStore()
 
@@ -270,13 +240,6 @@ def test_a_store_with_a_limit_forgets_what_was_not_asked_for_the_longest() -> No
     asyncio.run(fill())
     assert [store.get(query, 1) is not None for query in "abc"] == [True, False, True]
     assert all(whole.get(query, 1) for query in "abc")
-
-
-def test_a_lookup_larger_than_the_store_is_answered_all_the_same() -> None:
-    inner = EchoRetriever()
-    batched = BatchedRetriever(inner, store=MemoryStore(2))
-    found = asyncio.run(batched.search([f"q{i}" for i in range(5)], 1))
-    assert [ranking[0].id for ranking in found] == [f"q{i}" for i in range(5)]
 
 
 def test_a_batch_takes_more_queries_while_it_waits_for_its_turn() -> None:

@@ -21,12 +21,6 @@ from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.settings import BM25Config
-from reasonrag.storage.questions import load_questions
-from tests import warmed
-from tests.e2e.product import wait_until
-
-DATA = Path(__file__).parents[2].parent / "shared/data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA.name} is not beside the repository")
 
 PASSAGES = (
     Passage("jaws", "Jaws\nJaws is a film that Steven Spielberg directed."),
@@ -210,59 +204,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_unknown_languages_are_refused(tmp_path: Path, unknown: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="klingon"):
         BM25Retriever.open(PASSAGES, cache=tmp_path, config=BM25Config.model_validate(unknown))
-
-
-RACER = """
-import asyncio, os, sys, time
-from pathlib import Path
-from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.core.types import Passage
-passages = [Passage(str(i), f"title {i}\\nword{i} common") for i in range(2000)]
-Path(sys.argv[2], f"ready-{os.getpid()}").touch()
-while not Path(sys.argv[2], "go").exists():
-    time.sleep(0.001)
-retriever = BM25Retriever.open(passages, cache=Path(sys.argv[1]))
-(ranking,) = asyncio.run(retriever.search(["word1234"], 3))
-print([p.id for p in ranking], flush=True)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damaged", [False, True])
-def test_processes_that_race_for_one_index_all_end_well(tmp_path: Path, damaged: bool) -> None:
-    cache, gate = tmp_path / "cache", tmp_path / "gate"
-    cache.mkdir()
-    gate.mkdir()
-    if damaged:
-        passages = [Passage(str(i), f"title {i}\nword{i} common") for i in range(2000)]
-        asyncio.run(BM25Retriever.open(passages, cache=cache).aclose())
-        (folder,) = cache.iterdir()
-        _truncate(folder / "passages/passages.jsonl")
-    arguments = (RACER, str(cache), str(gate))
-    racers = [warmed.Child(warmed.source, arguments, os.environ) for _ in range(4)]
-    wait_until(lambda: len([*gate.iterdir()]) == 4)
-    (gate / "go").touch()
-    finished = [warmed.ended(racer, 60) for racer in racers]
-    assert [(each.returncode, each.stdout) for each in finished] == [(0, "['1234']\n")] * 4
-    assert [path.name[:5] for path in cache.iterdir()] == ["bm25-"]
-
-
-@pytest.mark.data
-@needs_data
-@pytest.mark.parametrize(
-    ("name", "any_at_5", "all_at_10"),
-    [("hotpotqa", 0.98, 0.76), ("2wikimultihopqa", 0.98, 0.44), ("musique", 0.88, 0.22)],
-)
-def test_gold_paragraphs_are_found_with_the_question_alone(
-    tmp_path: Path, name: str, any_at_5: float, all_at_10: float
-) -> None:
-    retriever = BM25Retriever.open(DATA / f"corpus/{name}.jsonl.gz", cache=tmp_path)
-    questions = load_questions(str(DATA / f"questions/{name}.jsonl"))
-    rankings = ids(retriever, [q.question for q in questions], 10)
-    gold = [set(q.metadata["gold_ids"]) for q in questions]
-    assert sum(bool(g & set(r[:5])) for g, r in zip(gold, rankings, strict=True)) / len(gold) >= any_at_5
-    assert sum(g <= set(r) for g, r in zip(gold, rankings, strict=True)) / len(gold) >= all_at_10
-    assert rankings[::20] == [ids(retriever, [q.question], 10)[0] for q in questions[::20]]
 
 
 def test_what_a_policy_repeats_for_ever_holds_nobody_up(retriever: BM25Retriever) -> None:

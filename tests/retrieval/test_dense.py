@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.dense import DenseRetriever
 from reasonrag.retrieval.encoders import open_text_encoder
 from reasonrag.retrieval.index.embeddings import build_embeddings
 from reasonrag.retrieval.index.folder import IndexFolder, Silent
 from reasonrag.retrieval.index.settings import EncoderConfig
-from reasonrag.retrieval.index.vectors import VectorSettings, adopt_vectors, build_vectors
+from reasonrag.retrieval.index.vectors import VectorSettings, build_vectors
 from tests.retrieval.index.dense_toys import WordsEncoder, passages, sentences
 
 faiss = pytest.importorskip("faiss")
@@ -150,11 +150,6 @@ def test_vectors_of_other_dimensions_are_refused(tmp_path):
         DenseRetriever(words_index(tmp_path), Wide())
 
 
-def test_an_index_without_vectors_says_what_it_has(tmp_path):
-    with pytest.raises(DataError, match="an index of passages, and has no embeddings"):
-        DenseRetriever(passages(tmp_path, TEXTS), WordsEncoder())
-
-
 def test_the_fingerprint_follows_passages_encoder_and_kind_of_search(tmp_path):
     def fingerprint(index, encoder=None):
         retriever = DenseRetriever(index, encoder or WordsEncoder())
@@ -173,20 +168,6 @@ def test_the_fingerprint_follows_passages_encoder_and_kind_of_search(tmp_path):
         build_embeddings(same, WordsEncoder(salt="x"), progress=Silent())
     found.add(fingerprint(same, WordsEncoder(salt="x")))
     assert len(found) == 3
-
-
-def test_an_adopted_index_is_searched_without_embeddings(tmp_path):
-    index = passages(tmp_path / "index", TEXTS)
-    flat = faiss.IndexFlatIP(16)
-    flat.add(WordsEncoder().encode_passages(TEXTS))
-    faiss.write_index(flat, str(tmp_path / "flat.index"))
-    with index.locked():
-        adopt_vectors(index, tmp_path / "flat.index", WordsEncoder(), progress=Silent())
-    adopted = ask(DenseRetriever(index, WordsEncoder()), QUERIES)
-    own = ask(DenseRetriever(words_index(tmp_path / "own"), WordsEncoder()), QUERIES)
-    for one, other in zip(adopted, own, strict=True):
-        assert [passage.id for passage in one] == [passage.id for passage in other]
-        assert np.allclose([p.score for p in one], [p.score for p in other], atol=1e-6)
 
 
 def test_what_an_approximate_search_misses_is_measured_against_exact_search(tmp_path):
@@ -214,13 +195,3 @@ def test_a_query_of_half_a_character_does_not_fail_those_that_it_travels_with(tm
     index = words_index(tmp_path / "index")
     broken, whole = ask(DenseRetriever(index, WordsEncoder()), ["Oslo \ud800", "Oslo"])
     assert len(broken) == len(whole) == 3
-
-
-def test_the_same_passages_are_the_same_corpus_whatever_their_file_was_called(tmp_path):
-    def built(path, name):
-        index = passages(path, TEXTS, name=name)
-        with index.locked():
-            build_embeddings(index, WordsEncoder(), progress=Silent())
-        return DenseRetriever(index, WordsEncoder()).fingerprint
-
-    assert built(tmp_path / "a", "one.jsonl") == built(tmp_path / "b", "other.jsonl")

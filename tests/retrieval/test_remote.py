@@ -72,11 +72,6 @@ def test_documents_without_contents_or_id_are_understood(server: StubRetriever) 
     assert search(server.url, ["a"]) == [(Passage(passage_id("T\nx"), "T\nx"),)]
 
 
-def test_more_passages_than_asked_for_are_cut(server: StubRetriever) -> None:
-    server.script = in_turn(reply({"result": [[hit("a", 3), hit("b", 2), hit("c", 1)]]}))
-    assert [p.id for p in search(server.url, ["a"], 2)[0]] == ["a", "b"]
-
-
 def test_empty_queries_are_not_sent_and_keep_their_place(server: StubRetriever) -> None:
     assert [len(ranking) for ranking in search(server.url, ["", "a", " \n", "b"])] == [0, 1, 0, 1]
     assert server.requests[0]["queries"] == ["a", "b"]
@@ -107,12 +102,6 @@ def test_a_passing_fault_is_retried(server: StubRetriever, fault: Fault) -> None
 def test_a_hanging_server_is_given_up_in_time_and_asked_again(server: StubRetriever) -> None:
     server.script = in_turn(Slow(5))
     assert [p.id for p in search(server.url, ["a"], timeout_s=0.5)[0]] == ["a"]
-
-
-def test_retry_after_is_waited_for(server: StubRetriever) -> None:
-    server.script = in_turn(Answer(503, headers={"Retry-After": "1"}))
-    search(server.url, ["a"])
-    assert server.arrived_at[1] - server.arrived_at[0] >= 1.0
 
 
 def test_no_wait_goes_beyond_the_deadline(server: StubRetriever) -> None:
@@ -188,17 +177,6 @@ def test_a_misaligned_reply_is_an_error_and_never_a_shift(server: StubRetriever,
     assert failure(server.url, ["a", "b"]).cause == "misaligned"
 
 
-def test_a_server_without_a_ranking_fails_its_check(server: StubRetriever) -> None:
-    server.script = in_turn(reply({"result": []}))
-    with pytest.raises(RetrievalError, match="1 queries were sent and 0 rankings came back"):
-        asyncio.run(checked(server.url))
-
-
-async def checked(url: str) -> None:
-    async with aclosing(RemoteRetriever(url)) as retriever:
-        await retriever.check()
-
-
 def test_a_stop_ends_searches_that_wait_and_the_next_run_may_search(server: StubRetriever, tmp_path: Path) -> None:
     async def ask() -> Counter[str]:
         async with aclosing(RemoteRetriever(server.url)) as retriever:
@@ -233,21 +211,6 @@ def test_another_server_takes_over_at_once_and_the_failing_one_is_left_alone_for
     assert (len(server.requests), len(other.requests)) == (1, 3)
 
 
-def test_a_server_that_says_when_to_come_back_is_not_waited_for_while_another_answers(server: StubRetriever) -> None:
-    other = StubRetriever().start()
-    server.script = in_turn(Answer(503, headers={"Retry-After": "60"}))
-    retriever = RemoteRetriever([server.url, other.url], deadline_s=50)
-    assert asyncio.run(search_each(retriever, list("abc"))) == list("abc")
-    other.stop()
-
-
-def test_requests_are_spread_over_servers_that_work(server: StubRetriever) -> None:
-    other = StubRetriever().start()
-    asyncio.run(search_each(RemoteRetriever([server.url, other.url]), list("abcdef")))
-    other.stop()
-    assert (len(server.requests), len(other.requests)) == (3, 3)
-
-
 def test_a_slow_server_gets_fewer_requests(server: StubRetriever) -> None:
     other = StubRetriever().start()
 
@@ -273,16 +236,6 @@ def test_many_queries_are_asked_in_several_requests_and_keep_their_places(server
     found = search(server.url, queries, max_queries=4)
     assert [[p.id for p in ranking] for ranking in found] == [[q] if q.strip() else [] for q in queries]
     assert sorted(len(sent["queries"]) for sent in server.requests) == [1, 4, 4]
-
-
-def test_one_request_of_several_that_is_refused_fails_the_search(server: StubRetriever) -> None:
-    server.script = in_turn(Answer(422, "no"))
-    assert failure(server.url, list("abcd"), max_queries=1).cause == "http_422"
-
-
-def test_a_server_that_asks_to_come_back_is_not_given_up_by_count(server: StubRetriever) -> None:
-    server.script = in_turn(*[Answer(503, headers={"Retry-After": "0"})] * 3)
-    assert [p.id for p in search(server.url, ["a"], max_retries=1)[0]] == ["a"]
 
 
 def test_a_token_from_the_environment_is_sent_and_never_shown(

@@ -35,16 +35,6 @@ Content-Length: 90\r
 Content-Type: application/json\r
 \r
 {"queries": ["captain of Orlandis", "S\\u00e6lvig Star"], "topk": 3, "return_scores": true}"""
-VERL = b"""POST /retrieve HTTP/1.1\r
-Host: localhost:8000\r
-User-Agent: python-requests/2.32.3\r
-Accept-Encoding: gzip, deflate\r
-Accept: application/json\r
-Connection: keep-alive\r
-Content-Type: application/json\r
-Content-Length: 70\r
-\r
-{"queries": ["captain of Orlandis"], "topk": 5, "return_scores": true}"""
 URLLIB = b"""POST /retrieve HTTP/1.1\r
 Accept-Encoding: identity\r
 Content-Length: 60\r
@@ -126,10 +116,6 @@ def test_search_r1s_own_request_is_answered_as_its_client_reads_it(port: int, se
     assert as_search_r1_reads_it(result[1]).startswith("Doc 1(Title: Sælvig Star) Sælvig Star is a sailing ship")
 
 
-def test_verls_search_tool_is_answered(port: int, sea: BM25Retriever) -> None:
-    assert exchange(port, VERL) == {"result": found(sea, ["captain of Orlandis"], 5)}
-
-
 @pytest.mark.parametrize("request_", [URLLIB, CURL], ids=["urllib", "curl"])
 def test_without_scores_documents_stand_alone_and_topk_is_the_servers(
     port: int, sea: BM25Retriever, request_: bytes
@@ -145,19 +131,6 @@ def test_one_many_empty_and_repeated_queries(port: int, sea: BM25Retriever, quer
     if not scores:
         expected = [[item["document"] for item in ranking] for ranking in expected]
     assert ask(port, *queries, topk=2, return_scores=scores)[:2] == (200, {"result": expected})
-
-
-@pytest.mark.parametrize("topk", [None, 0])
-def test_no_topk_is_the_servers_default(port: int, topk: int | None) -> None:
-    assert len(ask(port, QUERIES[0], topk=topk)[1]["result"][0]) == 3
-
-
-def test_more_passages_than_there_are_is_all_that_match(port: int, sea: BM25Retriever) -> None:
-    assert ask(port, QUERIES[0], topk=1000)[1]["result"] == found(sea, QUERIES[:1], 1000)
-
-
-def test_fields_of_other_servers_are_ignored(port: int) -> None:
-    assert ask(port, QUERIES[0], use_reranker=True, category=None)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -266,13 +239,6 @@ def test_a_query_over_the_limit_is_cut() -> None:
     with serving(retriever) as port:
         assert ask(port, "0" * 5000, "short")[0] == 200
     assert retriever.queries == ["0" * 4096, "short"]
-
-
-def test_nothing_is_kept_unless_asked_for() -> None:
-    retriever = ToyRetriever()
-    with serving(retriever) as port:
-        assert ask(port, "Jaws") == ask(port, "Jaws")
-    assert retriever.queries == ["Jaws", "Jaws"]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Index folders: a corpus and what is searched in it, built once, resumable, checked, memory-mapped."""
+"""Index folders: passages, words and vectors of a corpus, built once, resumable, checked, memory-mapped."""

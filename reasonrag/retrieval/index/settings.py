@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import ByteSize, TypeAdapter, ValidationError, field_validator, model_validator
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import Section, execution, setting
 
 Kind = Literal["bm25", "dense"]
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = TypeAdapter(ByteSize)
 _LEAST = 256 << 20
 
 
 class PassagesConfig(Section):
     """Which rows become passages.
 
-    Rows that are not JSON, or have no id or no contents, are set aside, and so are passages whose id came before. A
-    passage that is too long is split between words: the first piece keeps the id, the others are `ID#2`, `ID#3`, ...
+    Rows that are not JSON, or have no id or no contents, are set aside, and so are passages with an earlier id.
+    A passage that is too long is split between words: the first piece keeps the id, the others are `ID#2`, `ID#3`, ...
     Each piece begins with the title, which is the first of several lines and has at most 30 words.
     """
 
@@ -62,7 +61,9 @@ class EncoderConfig(Section):
     max_tokens: int | None = setting(
         None, "maximum tokens of a text; the rest is cut off (default: the model's limit)", ge=8
     )
-    dtype: str | None = setting(None, "dtype of the encoder's weights: float32, bfloat16 or float16", "--dtype")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = setting(
+        None, "dtype of the encoder's weights: float32, bfloat16 or float16", "--dtype"
+    )
     batch_size: int = setting(64, "passages per batch of the encoder", "--encode-batch", ge=1)
     device: str | None = execution(None, "device of encoder and reranker, for example cpu, cuda or cuda:1", "--device")
     trust_remote_code: bool = setting(False, "run Python code that comes with a model")
@@ -86,7 +87,7 @@ class IndexConfig(Section):
     corpus: str | None = execution(
         None,
         "corpus to search: a JSONL(.gz, .zst) or Parquet file with id and contents. `index build` "
-        "also takes a folder of them or of texts, a known name (wiki18, ...), or hub:OWNER/NAME",
+        "also takes a folder of them or of texts, a known name (wiki18, ...), or hub:OWNER/NAME:FILE",
         "--corpus",
     )
     kind: tuple[Kind, ...] = execution((), "what to build: bm25, dense, or both", "--kind")
@@ -129,13 +130,13 @@ def parse_size(text: str) -> int:
     Raises:
         ConfigError: the text is not a size, or it is less than a build needs.
 
-    >>> parse_size("1.5G"), parse_size("512 MB")
-    (1610612736, 536870912)
+    >>> parse_size("1.5G"), parse_size("512 MiB")
+    (1500000000, 536870912)
     """
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise ConfigError(f"size {text!r} is not of the form 8G or 512M")
-    size = int(float(match[1]) * _UNITS[match[2].upper()])
+    try:
+        size = int(_SIZE.validate_python(text))
+    except (ValidationError, OverflowError):
+        raise ConfigError(f"size {text!r} is not of the form 8G or 512M") from None
     if size < _LEAST:
         raise ConfigError(f"size {text!r} is below {show_size(_LEAST)}, less than an index can be built in")
     return size
@@ -147,7 +148,4 @@ def show_size(size: float) -> str:
     >>> show_size(1610612736), show_size(900)
     ('1.5 GiB', '900 B')
     """
-    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size:.0f} B"
+    return ByteSize(size).human_readable(separator=" ")

@@ -372,12 +372,10 @@ def adopt_vectors(index: IndexFolder, path: Path, encoder: TextEncoder, *, progr
 def _check_adopted(path: Path, index: Any, store: PassageStore, encoder: TextEncoder) -> None:
     """Raise if an index has another shape, or random passages do not have the vectors that the encoder gives them."""
     faiss = load_faiss()
-    if index.ntotal != len(store):
-        raise DataError(f"{path} holds {index.ntotal} vectors, and the corpus {len(store)} passages: they do not match")
-    if index.d != encoder.dims:
+    if (index.ntotal, index.d) != (len(store), encoder.dims):
         raise DataError(
-            f"{path} holds vectors of {index.d} dimensions and {encoder.name} makes {encoder.dims}: it was built "
-            "with another encoder"
+            f"{path} holds {index.ntotal} vectors of {index.d} dimensions, and the corpus {len(store)} passages; "
+            f"{encoder.name} makes {encoder.dims} dimensions: it was built over another corpus or with another encoder"
         )
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise DataError(f"{path} compares by distance, not by inner product; build the vectors again")
@@ -511,10 +509,8 @@ def on_gpus(index: Any) -> Any:
         ConfigError: this faiss has no GPU support, there is no GPU, or GPUs cannot search this kind of index.
     """
     faiss = load_faiss()
-    if not hasattr(faiss, "StandardGpuResources"):
-        raise ConfigError("the installed faiss has no GPU support; pip install 'reasonrag[gpu]', or leave out gpu")
     if faiss.get_num_gpus() == 0:
-        raise ConfigError("no GPU is visible to faiss; leave out gpu")
+        raise ConfigError("faiss finds no GPU; pip install 'reasonrag[gpu]' has GPU support, or leave out gpu")
     options = faiss.GpuMultipleClonerOptions()
     options.shard = True
     try:

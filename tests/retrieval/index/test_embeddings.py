@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,25 +118,3 @@ def test_a_part_says_nothing_about_this_machine(tmp_path):
     assert json.loads((tmp_path / ".encoder.json").read_text())["location"] == "/models/words-16"
     (tmp_path / ".encoder.json").write_text("{")
     assert encoder_of(index) == (WordsEncoder().identity, "")
-
-
-@pytest.mark.parametrize("harm", ["flip", "missing"])
-def test_a_damaged_or_missing_shard_is_one_clear_line(tmp_path, harm):
-    index = build(tmp_path)
-    shard: Path = index.part("embeddings") / "shard-00001.npy"
-    if harm == "flip":
-        data = bytearray(shard.read_bytes())
-        data[200] ^= 1
-        shard.write_bytes(data)
-    else:
-        shard.unlink()
-    problem = "is damaged: its checksum differs" if harm == "flip" else "is missing"
-    with pytest.raises(DataError, match=rf"embeddings/shard-00001.npy {problem}"):
-        Embeddings(index)
-
-
-def test_a_damaged_part_is_built_again(tmp_path):
-    index = build(tmp_path)
-    whole = digest(index.part("embeddings"))
-    (index.part("embeddings") / "shard-00001.npy").write_bytes(b"")
-    assert digest(build(tmp_path).part("embeddings")) == whole

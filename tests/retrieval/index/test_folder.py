@@ -142,14 +142,6 @@ def test_a_part_that_is_missing_is_named_beside_what_is_there(tmp_path: Path) ->
         IndexFolder(tmp_path).need("vectors")
 
 
-def test_only_an_undamaged_part_of_the_same_plan_is_sound(tmp_path: Path) -> None:
-    made = build(tmp_path)
-    assert IndexFolder(tmp_path).sound(PLAN) == made
-    assert IndexFolder(tmp_path).sound(Plan("bm25", {"passages": "other"})) is None
-    _flip(tmp_path / "bm25/a")
-    assert IndexFolder(tmp_path).sound(PLAN) is None
-
-
 def test_a_part_over_another_part_than_lies_there_is_refused(tmp_path: Path) -> None:
     under = build(tmp_path, Plan("passages", {"corpus": "c"}))
     over = Plan("bm25", {"passages": under.fingerprint})

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,26 +126,6 @@ def test_no_piece_of_a_passage_whose_id_came_before_is_taken(tmp_path: Path) -> 
     assert [store.passage(row).id for row in range(len(store))] == ["x", "x#2"]
     assert "b0" not in " ".join(store.contents(0, len(store)))
     assert manifest.counts["duplicate id"] == 1
-
-
-def test_rows_that_are_whole_books_are_not_gathered_in_memory(tmp_path: Path) -> None:
-    class Text(str):
-        """Can be counted while it lives."""
-
-    class Books(GivenCorpus):
-        def rows(self, start: int = 0) -> Iterator[tuple[int, Any]]:
-            for number in range(start + 1, 19):
-                text = Text(f"{number} " + "word " * 200_000)
-                alive.add(text)
-                most.append(len(alive))
-                yield number, {"id": str(number), "contents": text}
-
-    alive: weakref.WeakSet[Text] = weakref.WeakSet()
-    most: list[int] = []
-    index = IndexFolder(tmp_path)
-    with index.locked():
-        build_passages(index, Books("books", []), PassagesConfig(max_words=300_000), progress=Silent())
-    assert max(most) < 15
 
 
 def test_ranges_of_passages_are_of_few_rows_and_few_bytes(tmp_path: Path) -> None:

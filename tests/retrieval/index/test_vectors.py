@@ -204,17 +204,6 @@ def test_flat_needs_no_vectors_and_takes_older_ones_away(copy_of):
     assert isinstance(open_vectors(index), ExactSearch)
 
 
-@pytest.mark.parametrize("name", ["index.faiss", "lists.ivfdata"])
-def test_one_flipped_byte_is_refused(copy_of, name):
-    index = copy_of("ivf-sq8")
-    path = index.part("vectors") / name
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DataError, match=rf"vectors/{name} is damaged"):
-        open_vectors(index)
-
-
 @pytest.mark.parametrize(
     ("rows", "dims", "gib", "kind"),
     [
@@ -295,9 +284,9 @@ def test_vectors_of_another_encoder_or_order_are_refused_with_the_cosine(bare, t
 def test_what_is_no_index_of_these_passages_is_refused(bare, tmp_path):
     index, vectors = bare
     few = write(tmp_path / "few", adoptable("flat", vectors[:7]))
-    with pytest.raises(DataError, match="holds 7 vectors, and the corpus 1200 passages"):
+    with pytest.raises(DataError, match="holds 7 vectors of 16 dimensions, and the corpus 1200 passages"):
         adopt(index, few)
-    with pytest.raises(DataError, match="holds vectors of 16 dimensions and words-24 makes 24"):
+    with pytest.raises(DataError, match=r"holds 1200 vectors of 16 dimensions, .*; words-24 makes 24 dimensions"):
         adopt(index, write(tmp_path / "dims", adoptable("flat", vectors)), WordsEncoder(24))
     l2 = faiss.IndexFlatL2(16)
     l2.add(vectors)
@@ -312,7 +301,7 @@ def test_what_is_no_index_of_these_passages_is_refused(bare, tmp_path):
 
 @pytest.mark.skipif(hasattr(faiss, "StandardGpuResources"), reason="this faiss searches on GPUs")
 def test_gpus_without_a_faiss_for_them_are_one_clear_line(index):
-    with pytest.raises(ConfigError, match="no GPU support; pip install"):
+    with pytest.raises(ConfigError, match="no GPU; pip install"):
         open_vectors(index, gpu=True)
 
 
