@@ -146,6 +146,7 @@ def question_page(browser: Browser, page: Path) -> dict[str, float]:
     browser.open(page)
     browser.find_element("css selector", ".node").click()
     opened = until(lambda: browser.find_element("id", "panel-title").text == "Node 0", started)
+    until(lambda: browser.execute_script(LOADED)[0] is not None, started)  # a node may be opened before it is painted
     painted, parsed = browser.execute_script(LOADED)
     return {"first paint": painted, "document ready": parsed, "node opened": opened}
 

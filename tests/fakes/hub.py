@@ -46,8 +46,7 @@ def faulty_route(hub: FakeHub) -> type[APIRoute]:
                 elif fault.status is not None:
                     # As careless servers do: the credentials come back in the words of the error.
                     words = f"no luck\n with {request.headers.get('authorization')} at /srv/hub/{self.name}"
-                    after = {"Retry-After": fault.retry_after} if fault.retry_after else {}
-                    return Response(json.dumps({"error": words}), fault.status, after, "application/json")
+                    return Response(json.dumps({"error": words}), fault.status, media_type="application/json")
                 elif not fault.after:
                     return await work(request)
                 return Response()

@@ -88,7 +88,6 @@ class Fault:
 
     times: int
     status: int | None
-    retry_after: str | None
     reset: bool
     after: bool
     do: Callable[[], None] | None
@@ -123,13 +122,12 @@ class FakeHub:
         *,
         times: int = 1,
         status: int | None = None,
-        retry_after: str | None = None,
         reset: bool = False,
         after: bool = False,
         do: Callable[[], None] | None = None,
     ) -> None:
         """Answer with `status`, cut the connection (`reset`) or just `do` something; `after` the work was done."""
-        self.faults.setdefault(route, []).append(Fault(times, status, retry_after, reset, after, do))
+        self.faults.setdefault(route, []).append(Fault(times, status, reset, after, do))
 
     def clear(self) -> None:
         """Forget faults and log, not what is stored."""

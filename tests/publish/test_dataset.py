@@ -167,12 +167,8 @@ BAD = {
     "holds pairs alone": lambda run: (run / "run.json").rename(run / "pairs.json"),
     "no pairs to publish": no_pairs,
     "pairs.total is 1000": one_pair_less,
-    "it is damaged or not Parquet; write pairs": lambda run: damaged(run / "pairs/train-00000-of-00001.parquet"),
     "nodes-00000-of-00001.parquet cannot be read": lambda run: damaged(run / "trees/nodes-00000-of-00001.parquet"),
     "0 shards found": lambda run: (run / "trees/nodes-00000-of-00001.parquet").unlink(),
-    "1 shards found": lambda run: (run / "pairs/train-00000-of-00001.parquet").rename(
-        run / "pairs/train-00000-of-00002.parquet"
-    ),
     "run.json holds what JSON cannot express": lambda run: edit_json(
         run / "run.json", lambda summary: summary.update(seed=float("nan"))
     ),
@@ -182,9 +178,6 @@ BAD = {
     "has no readable run.json": lambda run: (run / "run.json").write_text("[]"),
     "does not name the level of its pairs": lambda run: edit_json(
         run / "run.json", lambda summary: summary.update(pairs=3)
-    ),
-    "has columns": lambda run: shutil.copy(
-        run / "trees/nodes-00000-of-00001.parquet", run / "pairs/test-00000-of-00001.parquet"
     ),
 }
 
