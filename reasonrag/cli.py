@@ -100,7 +100,7 @@ class Redacted:
     A reader that has gone (`| head`) ends no work: what follows goes nowhere, and `closed` is True.
 
     Args:
-        stream: what is written to.
+        stream: the real stream.
         lost: the errors of the stream after which it is given up; others are raised.
     """
 
@@ -129,7 +129,7 @@ class Redacted:
         except self._lost:
             self._given_up = True
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # what is buffered still goes somewhere
+            os.dup2(nowhere, self._stream.fileno())  # buffered text still has a destination
             os.close(nowhere)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -153,7 +153,7 @@ def main() -> None:
             cli(standalone_mode=False)
         except Exception as error:
             reason: BaseException | None = error
-            while isinstance(reason, Exception):  # what is raised while a loop is closed hides why
+            while isinstance(reason, Exception):  # an error while a loop is closed hides the cause
                 check_limits(reason)
                 reason = None if isinstance(error, ReasonRAGError) else reason.__context__
             raise

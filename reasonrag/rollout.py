@@ -94,7 +94,7 @@ class FirstSteps:
         if none or few:
             message = self._describe(unreadable)
             if self.most_unreadable < 1:
-                self.verdict = f"{message}; --max-unreadable 1 goes on all the same"
+                self.verdict = f"{message}; pass --max-unreadable 1 to continue anyway"
                 if self.refuse is not None:
                     self.refuse(RunError(self.verdict))
             else:

@@ -113,7 +113,7 @@ def hold(condition: bool) -> str:
 
 
 def page(name: str) -> str:
-    """Return a page with its blocks written anew."""
+    """Return a page with its blocks written again."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ROOT),
         undefined=jinja2.StrictUndefined,

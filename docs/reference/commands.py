@@ -1,4 +1,4 @@
-"""`cli.md`: what `--help` of every command says."""
+"""`cli.md`: the `--help` of every command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cli_page() -> str:
 
 
 def flags(command: click.Command) -> list[click.Option]:
-    """Return the options of a command, without those that only `--help` and `--version` are about."""
+    """Return the options of a command, without `--version`."""
     return [item for item in command.params if isinstance(item, click.Option) and item.name != "version"]
 
 

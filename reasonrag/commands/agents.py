@@ -44,7 +44,7 @@ def env() -> None:
 def serve(**given: Any) -> None:
     """Serve questions, searches and rewards to OpenEnv's clients. They get prompts and keep the policy.
 
-    What is served is what `rl train` with the same options trains on. The prompts are those that --model, if it is a
+    It serves the task that `rl train` with the same options trains on. The prompts are those that --model, if it is a
     policy trained here, was trained with.
 
     \b

@@ -1,6 +1,6 @@
 """What training commands take if nothing is named: the newest run in runs/, the policy that acted there, its questions.
 
-Every choice is printed, and an error says what could have been named.
+Every choice is printed, and an error lists the alternatives.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def online_defaults(asked: Tree, log: Callable[[str], None]) -> dict[str, Any]:
         log(f"model: {PAPER_POLICY}, the paper's; --model chooses another")
         chosen["model"] = PAPER_POLICY
     elif asked.get("data") is None and (run := _run_behind(Path(str(asked["model"])))) is not None:
-        log(f"questions and search: those of {run}, whose pairs that policy was trained on")
+        log(f"questions and search: from {run}, which made the pairs of that policy")
         chosen |= _questions_of(run, asked)
     return chosen
 
 
 def require_gpu(settings: TrainSettings) -> None:
-    """Raise if a model of the Hub that nobody named would be trained without a GPU: nothing is downloaded then."""
+    """Raise if a default model of the Hub would be trained without a GPU, before anything is downloaded."""
     model = str(settings.model)
     if _HUB_MODEL.fullmatch(model) and not Path(model).exists() and not uses_gpu(settings):
         raise ConfigError(
@@ -114,14 +114,14 @@ def _age(file: Path) -> str:
 
 
 def _run_behind(policy: Path) -> Path | None:
-    """Return the run whose pairs a policy of `dpo train` or `sft train` was trained on, if it is still there."""
+    """Return the run that made the pairs of a policy of `dpo train` or `sft train`, if it still exists."""
     file = policy / "config.yaml"
     data = Path(str(read_yaml(file).get("data"))) if file.is_file() else None
     return data if data is not None and (data / "run.json").is_file() else None
 
 
 def _questions_of(run: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the questions of a run as settings of `rl train`, and where they search unless `asked` says so."""
+    """Return the questions of a run as settings of `rl train`, and its search unless `asked` has one."""
     config: Config = load_config(file=run / "config.yaml")
     questions = config.questions
     chosen: dict[str, Any] = {"data": questions.dataset}

@@ -1,4 +1,4 @@
-"""What is installed, which models work on this machine, and what the others need: `verify` without a path."""
+"""`verify` without a path: installed versions, models that work on this machine, and what the others need."""
 
 from __future__ import annotations
 

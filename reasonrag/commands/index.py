@@ -1,4 +1,4 @@
-"""`index`: build what is searched, serve it, check it, measure what it finds."""
+"""`index`: build an index, serve it, check it, measure its recall."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _FORMS = ("trl", "llamafactory", "verl", "search-r1", "jsonl", "graphml", "node-
     "--question",
     "questions",
     multiple=True,
-    help="Id of a question (repeatable; one of a run of more than 500 gets a page beside the sample).",
+    help="Id of a question (repeatable; in a run of more than 500 it gets a page in addition to the sample).",
 )
 @click.option("--open", "in_browser", is_flag=True, help="Open the first page in a browser.")
 def report(folder: Path, other: Path | None, out: Path | None, questions: tuple[str, ...], in_browser: bool) -> None:
@@ -109,7 +109,7 @@ def _show_tree(run: Path, question: str, out: Path | None, *, in_dataset: str | 
 @RUN
 @click.option("--to", "form", type=click.Choice(_FORMS), required=True, help="Tool to write for.")
 @click.option(
-    "--tokenizer", metavar="MODEL", help="Model whose chat template renders texts (default: the run's policy)."
+    "--tokenizer", metavar="MODEL", help="Model with the chat template that renders texts (default: the run's policy)."
 )
 @settings("Config", "format.prompts", show_keys=False)
 @out("A folder.")

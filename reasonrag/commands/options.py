@@ -141,7 +141,7 @@ def flag_help(model: str, key: str) -> str:
 
 
 def out(help: str, *, required: bool = True) -> Callable[[F], F]:
-    """Add `--out`; `help` says what is written there."""
+    """Add `--out`; `help` describes what is written there."""
     return click.option("--out", type=PATH, required=required, help=f"Where to write. {help}")
 
 
@@ -218,8 +218,8 @@ SHARD = click.option(
     "--shard",
     metavar="I/S",
     callback=lambda context, option, text: Shard.parse(text) if text else WHOLE,
-    help="Do only part I, counted from 0, of S parts of the work, beside other machines that see --out. The last part "
-    "to finish puts them together.",
+    help="Do only part I, counted from 0, of S parts of the work, together with other machines that see --out. The "
+    "last part to finish puts them together.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 RULES = click.option(

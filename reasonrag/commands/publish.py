@@ -39,7 +39,7 @@ _MOST_FINDINGS = 20
 )
 @click.option("--without-trees", is_flag=True, help="Publish only the pairs of a run.")
 @click.option("--merged", is_flag=True, help="Publish an adapter merged into its model.")
-@click.option("--eval", "report", type=PATH, help="Folder of an evaluation whose metrics go on the card of a policy.")
+@click.option("--eval", "report", type=PATH, help="Folder of an evaluation; its metrics go on the card of a policy.")
 @click.option("--eval-policy", "name", help="Name of the policy in that evaluation (default: found by its weights).")
 def publish(
     path: Path, dry_run: bool, out: Path | None, without_trees: bool, allow: tuple[str, ...], **given: Any
@@ -62,7 +62,7 @@ def publish(
 
     options = PublishOptions(trees=not without_trees, allow=frozenset(allow), **given)
     if out is not None and not dry_run:
-        raise ConfigError("--out is for --dry-run; publishing itself leaves no folder behind")
+        raise ConfigError("--out is for --dry-run; publishing itself leaves no folder")
     check(path, options)
     if dry_run:
         _dry_run(path, options, out)
@@ -71,7 +71,7 @@ def publish(
 
 
 def _publish(path: Path, options: PublishOptions) -> None:
-    """Stage beside the run, search for secrets, upload, and print where it is."""
+    """Stage next to the run, search for secrets, upload, and print where it is."""
     from reasonrag.commands.console import error_console, this_command
     from reasonrag.publish.hub import push
     from reasonrag.publish.publish import stage, staging_folder

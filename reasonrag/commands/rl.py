@@ -72,7 +72,7 @@ def rl_train(out: Path | None, **given: Any) -> None:
 def online_settings(given: dict[str, Any]) -> RLSettings:
     """Return the settings of `rl train` from its options; `--rollout-url` implies the engine vllm-server.
 
-    What is not named is chosen and printed: the newest policy of `dpo train` with its questions, or a paper's model.
+    Defaults are chosen and printed: the newest policy of `dpo train` with its questions, or a paper's model.
     """
     from reasonrag.core.settings import gather
     from reasonrag.online_rl.presets import RL_PRESETS
@@ -106,7 +106,7 @@ def online_settings(given: dict[str, Any]) -> RLSettings:
 @configuration("Config")
 @out("A Parquet file; the same command resumes it.")
 def rl_plan(out: Path, **given: Any) -> None:
-    """Make reference plans for Search-P1. Attempt each question, keep what is correct, vote for the needed steps.
+    """Make reference plans for Search-P1. Attempt each question, keep correct attempts, vote for the needed steps.
 
     \b
       reasonrag rl plan --dataset hotpotqa --split train --index indexes/wiki18 --format search_p1 --max-turns 5 \\
@@ -131,7 +131,7 @@ def rl_plan(out: Path, **given: Any) -> None:
 def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     """Make reference plans for Search-P1, and print where they are; return the exit code.
 
-    A journal beside the file keeps every reply under the content of its request before it is used. So the same command
+    A journal next to the file keeps every reply under the content of its request before it is used. So the same command
     resumes after a kill, and other candidates or questions pay only for what is new.
     """
     from reasonrag.commands.console import Stop, error_console, log_plainly, table_console

@@ -119,7 +119,7 @@ def prm_train(out: Path | None, **given: Any) -> None:
       reasonrag prm train --preset demo --data runs/demo/trees --out runs/demo/prm
       reasonrag eval --preset demo --policy demo --temperature 1 --best-of 4 --prm runs/demo/prm --out reports/best
 
-    training.json says how good it is on held-out questions. If the training run is killed or stopped, the same command
+    training.json has its metrics on held-out questions. If the training run is killed or stopped, the same command
     resumes it from the last checkpoint.
     """
     config = _settings("PRM", given)

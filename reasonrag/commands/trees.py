@@ -184,9 +184,9 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
 
     \b
       reasonrag pairs runs/hotpot --min-margin 0.05
-    Only pairs of which both sides were tried twice and whose order is likely right:
+    Only pairs with two trajectories on each side and a likely order:
       reasonrag pairs runs/hotpot --min-rollouts 2 --min-confidence 0.8 --out runs/hotpot-sure
-    Without the shortest-path term, beside the run:
+    Without the shortest-path term, in a folder of its own:
       reasonrag pairs runs/hotpot --alpha 1 --out runs/hotpot-alpha1
     """
     from reasonrag.core.settings import dump

@@ -28,8 +28,7 @@ DATASET = (
 )
 LIMIT = "use a random sample of this many questions (default: all). Of several data sets, this many of each"
 UNREADABLE = (
-    "maximum share of a policy's first 60 steps that cannot be read, and one of the first 12 has to be; above it the "
-    "run stops before more is paid for. 1 only warns"
+    "abort if more than this share of the first 60 steps (or all of the first 12) cannot be parsed; 1 only warns"
 )
 PRM = "process reward model: the folder that `prm train` wrote, or python:PACKAGE.MODULE:NAME"
 EXCLUDE = "leave out the questions of a run of build-tree or of rl train, or those named by text or id in a file"
@@ -147,8 +146,8 @@ class ModelConfig(Section):
     )
     card: str | None = execution(
         None,
-        "folder of a policy, whose reasonrag.yaml says how it was trained to be asked (default: the folder that is "
-        "loaded, here or by the server)",
+        "folder of a policy whose reasonrag.yaml holds the prompt settings used in training (default: the folder that "
+        "is loaded, here or by the server)",
         "--card",
     )
     api: Literal["chat", "completions"] = setting(
@@ -156,9 +155,7 @@ class ModelConfig(Section):
     )
     tokenizer: str | None = setting(None, "tokenizer for api=completions (default: the model's own)")
     chat_template: str | None = execution(None, CHAT_TEMPLATE, "--chat-template")
-    vllm: bool = setting(
-        False, "the server is vLLM: request token ids and stop strings (default: what the server says of itself)"
-    )
+    vllm: bool = setting(False, "the server is vLLM: request token ids and stop strings (default: detected)")
     seeded: bool = execution(
         True, "send seeds to a server; without them it draws its own, and a sample cannot be repeated"
     )
@@ -214,7 +211,7 @@ class ModelConfig(Section):
     def reads_ids(self) -> bool:
         """Whether the model reads ids, so that an open turn keeps those that were sampled.
 
-        A server with the chat API reports ids and is sent text, which it encodes anew.
+        A server with the chat API reports ids and is sent text, which it encodes again.
         """
         return self.api == "completions" or not self.vllm
 
@@ -239,7 +236,7 @@ class JudgeConfig(Section):
     model: str | None = execution(
         None, "model name that the judge's server expects (default: its only model)", "--judge-model"
     )
-    vllm: bool = setting(False, "the judge's server is vLLM (default: what the server says of itself)")
+    vllm: bool = setting(False, "the judge's server is vLLM (default: detected)")
     api_key_env: str = execution("OPENAI_API_KEY", "environment variable with its server's API key; never the key")
     temperature: float = setting(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
     max_tokens: int = setting(512, "maximum tokens of one reply", ge=1)
@@ -278,7 +275,7 @@ class FormatConfig(Section):
         8, "maximum actions of the policy in a trajectory; the last one must answer", "--max-turns", ge=1
     )
     max_searches: int | None = setting(
-        None, "maximum searches of a trajectory; behind the last one it must answer", "--max-searches", ge=0
+        None, "maximum searches of a trajectory; after the last one the policy must answer", "--max-searches", ge=0
     )
 
 
@@ -300,7 +297,7 @@ class SearchConfig(Section):
         ge=0,
     )
     max_calls: int | None = setting(
-        None, "maximum policy and judge calls per tree, as a second limit beside iterations", "--max-calls", ge=1
+        None, "maximum policy and judge calls per tree, a second limit, in addition to iterations", "--max-calls", ge=1
     )
     max_children: int = setting(3, "maximum children of a node", "--max-children", ge=1)
     selection: Literal["puct", "ucb1"] = setting(
@@ -331,12 +328,12 @@ class ChoiceConfig(Section):
 
     prm: str | None = execution(None, PRM, "--prm")
     candidates: int = setting(
-        1, "steps sampled in each state, of which the one that --prm values most is taken", "--step-candidates", ge=1
+        1, "steps sampled in each state; the one with the highest value of --prm is taken", "--step-candidates", ge=1
     )
     best_of: int = setting(1, "attempts at a question, of which --choose keeps one", "--best-of", ge=1)
     rule: Literal["prm", "majority", "first"] = setting(
         "prm",
-        "which of --best-of attempts is kept: the one whose answer --prm values most, the first with the most "
+        "which of --best-of attempts is kept: the one with the highest value of --prm, the first with the most "
         "frequent answer, or the first",
         "--choose",
     )
@@ -348,7 +345,7 @@ class PairsConfig(Section):
     min_margin: float = execution(0.01, "minimum difference between the two rewards of a pair", "--min-margin", ge=0)
     min_rollouts: int = execution(
         0,
-        "minimum complete trajectories behind each side of a pair of steps; an answer counts with one",
+        "minimum complete trajectories for each side of a pair of steps; an answer counts with one",
         "--min-rollouts",
         ge=0,
     )
@@ -391,9 +388,7 @@ class RunConfig(StallConfig):
         0.05, "maximum share of failed questions; above it, the exit code is 1", "--max-failed", ge=0, le=1
     )
     max_unreadable: float = execution(0.9, UNREADABLE, "--max-unreadable", ge=0, le=1)
-    wait_s: float = execution(
-        0.0, "seconds to wait at the start for servers that do not answer yet, as they load a model", "--wait", ge=0
-    )
+    wait_s: float = execution(0.0, "seconds to wait at startup for servers that are still loading", "--wait", ge=0)
 
 
 # Settings of prompt baselines, which are in papers/ now.
@@ -435,11 +430,11 @@ class Config(Section):
         choice, several = self.choice, self.choice.candidates > 1 or self.choice.best_of > 1
         asks = self.value.kind == "prm" or choice.candidates > 1
         if (asks or (choice.best_of > 1 and choice.rule == "prm")) and choice.prm is None:
-            raise ValueError("a process reward model is to value or choose, and none is named; add --prm")
+            raise ValueError("a process reward model has to value or choose; name it with --prm")
         if choice.prm is not None and not (asks or several):
-            raise ValueError("nothing asks the process reward model; add --value prm, --step-candidates or --best-of")
+            raise ValueError("the process reward model is not used; add --value prm, --step-candidates or --best-of")
         if several and self.policy.temperature == 0:
-            raise ValueError("greedy decoding always writes the same, which leaves no choice; add --temperature")
+            raise ValueError("greedy decoding always writes the same steps; add --temperature")
         if self.pairs.level == "trajectory" and (reward != "spre" or self.pairs.alpha is not None):
             raise ValueError("whole trajectories are compared by the F1 of their answers; leave reward and alpha out")
         return self
@@ -456,7 +451,7 @@ class Config(Section):
 
     @property
     def prices(self) -> dict[str, ModelConfig]:
-        """Return the model whose prices count for each kind of call; without a judge, the policy judges."""
+        """The model that pays for each kind of call; without a judge, the policy judges."""
         own = self.judge.spec or self.judge.model or self.judge.input_price is not None
         return {"policy": self.policy, "judge": self.judge.llm if own else self.policy}
 

@@ -1,7 +1,7 @@
-"""`reasonrag.yaml`, saved beside a policy's weights: the format, prompts and limits that it was trained with.
+"""`reasonrag.yaml`, saved next to a policy's weights: the format, prompts and limits that it was trained with.
 
 They are the defaults wherever the policy is used (`core.settings.carried_settings` reads them). Prompts that are not
-shipped are saved beside the file in `prompts/`.
+shipped are saved in `prompts/`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class PolicyCard:
 
 
 def copy_card(source: Path, folder: Path) -> bool:
-    """Copy the card and its prompts from one policy's folder to another's; return False if there is no card."""
+    """Copy the card and its prompts from one policy's folder to another's; return whether there is one."""
     if not (source / POLICY_CARD).is_file():
         return False
     shutil.copyfile(source / POLICY_CARD, folder / POLICY_CARD)

@@ -177,7 +177,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     ('search.iterations', 32)
     """
     name, _, value = text.partition("=")
-    if not name.strip() or not value.strip():  # a variable of a shell that is not set leaves no value
+    if not name.strip() or not value.strip():  # an unset shell variable leaves it empty
         raise ConfigError(f"--set {text[:200]!r} is not of the form section.name=value (null is no value)")
     try:
         return name.strip(), parse_yaml(value)
@@ -256,8 +256,8 @@ def carried_settings(address: ModelAddress) -> Tree:
             if not known or str(value).startswith("python:"):
                 what = section if name is None else f"{section}.{name}"
                 raise ConfigError(
-                    f"{file}: {reprlib.repr(what)} is not for a policy's folder to say, or not in this form; remove "
-                    "it, and set it by a flag or in your own configuration"
+                    f"{file}: {reprlib.repr(what)} cannot be set by a policy's folder, or not in this form; "
+                    "remove it, and set it by a flag or in your own configuration"
                 )
     if address.scheme == "demo" and address.rest in DEMO_FORMATS:  # one policy that speaks several formats
         merge(tree, {"format": {"name": address.rest}})
@@ -267,7 +267,7 @@ def carried_settings(address: ModelAddress) -> Tree:
     elif prompts not in (None, *SHIPPED_PROMPTS):
         raise ConfigError(
             f"{file}: prompts {reprlib.repr(prompts)} are neither shipped ({', '.join(SHIPPED_PROMPTS)}) "
-            f"nor the folder {OWN_PROMPTS!r} beside the file; give them with --prompts"
+            f"nor the folder {OWN_PROMPTS!r} next to the file; give them with --prompts"
         )
     return tree
 
@@ -323,7 +323,7 @@ def _place(where: tuple[str, ...]) -> str:
 
 
 def _without_former(section: type[Section], tree: Tree) -> Tree:
-    """Return the settings that there still are; raise ValueError if another one differs from what is constant now."""
+    """Return the settings without former ones; raise ValueError if the value of a former one is not its constant."""
     constants = {**section.former, **section.former_execution}
     kept = {}
     for name, value in tree.items():
@@ -366,7 +366,9 @@ def _explain(model: type[Section], error: ValidationError) -> str:
             parent = sections.get("".join(f"{name}." for name in at), model)
             hint = f"; did you mean {' or '.join(elsewhere[:3])}?" if elsewhere else nearest(key, parent.model_fields)
             lines.append(f"unknown key {where!r}{hint}")
-        elif problem["type"] == "value_error":  # by our validators, whose messages quote no value: it may be a secret
+        elif (
+            problem["type"] == "value_error"
+        ):  # from our validators: their messages do not quote values, which may be secrets
             lines.append(": ".join(filter(None, (where, problem["msg"].removeprefix("Value error, ")))))
         else:
             lines.append(f"{where}: {problem['msg']} (found {reprlib.repr(problem['input'])})")

@@ -81,7 +81,7 @@ class SamplingSettings(Section):
 
     dynamic: bool = setting(
         False,
-        "drop groups whose rewards are all equal, and draw other questions until the batch is full (DAPO)",
+        "drop groups with equal rewards, and draw other questions until the batch is full (DAPO)",
         "--dynamic-sampling/--no-dynamic-sampling",
     )
 
@@ -101,7 +101,7 @@ class PlanSettings(Section):
 
     candidates: int = setting(4, "trajectories per question: K of Search-P1, Eq. 5", "--candidates", ge=1)
     correct: Literal["em", "cem"] = setting(
-        "em", "trajectories that are kept: those whose answer is an exact match, or a cover match", "--correct"
+        "em", "trajectories that are kept: with an exact match, or a cover match", "--correct"
     )
     show_answer: bool = setting(
         False,

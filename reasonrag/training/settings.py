@@ -145,7 +145,7 @@ class SFTSettings(PairSettings):
 
 
 class PRMSettings(PairSettings):
-    """A process reward model: the probability of one of two tokens at the end of a step says what the step is worth."""
+    """A process reward model: the probability of one of two tokens at the end of a step is the value of the step."""
 
     eval_every = 500
 

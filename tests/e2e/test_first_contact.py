@@ -57,7 +57,7 @@ def test_a_model_that_never_writes_a_step_that_can_be_read(tiny: Path, tmp_path:
     args = (*DEMO, "--policy", f"hf:{tiny}", "--max-tokens", "12", "--iterations", "1", "--out", tmp_path / "run")
     line = last_line(2, *args)
     assert line.startswith("error: hf:tiny@") and ": 0 of the first 12 steps can be read (" in line
-    assert "--max-tokens 48" in line and line.endswith("--max-unreadable 1 goes on all the same")
+    assert "--max-tokens 48" in line and line.endswith("pass --max-unreadable 1 to continue anyway")
     done = product.run(*args, "--max-unreadable", "1")
     assert done.returncode == 0, done.stderr
     assert "0 of the first 12 steps can be read" in done.stderr
