@@ -6,8 +6,9 @@ get a plan, too. A planner distils the correct attempts into the fewest steps.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -86,96 +87,75 @@ async def make_plans(
         Interrupted: the run is shutting down; the next call resumes.
         RunError: the journal cannot be written.
     """
-    work = _Work(engine, judge, settings or PlanSettings(), seed)
-    rows: list[Row | None] = [None] * len(questions)
-    failures_allowed = max_failed * len(questions)
-    waiting = iter(enumerate(questions))
+    settings = settings or PlanSettings()
+    slots = asyncio.Semaphore(concurrency)
+    without: Counter[str] = Counter()
+    failed = 0
 
-    async def worker(waiting: Iterator[tuple[int, Question]]) -> None:
-        for index, question in waiting:
-            rows[index] = await work.row(question, counts)
-            if work.failed > failures_allowed:
-                return
-
-    await gather_all(worker(waiting) for _ in range(min(concurrency, len(questions))))
-    kept = [row for row in rows if row is not None]
-    return Made(kept, dict(work.without), work.failed, len(questions) - len(kept) - work.without.total())
-
-
-class _Work:
-    """Plans question after question, and counts the questions without a plan."""
-
-    def __init__(self, engine: Engine, judge: JudgeService, settings: PlanSettings, seed: int) -> None:
-        self._engine = engine
-        self._judge = judge
-        self._settings = settings
-        self._matches = {"em": exact_match, "cem": cover_match}[settings.correct]
-        self._seed = seed
-        self.without: Counter[str] = Counter()
-        self.failed = 0
-
-    async def row(self, question: Question, counts: Counts | None) -> Row | None:
-        """Return the question's row; None without a plan, counted by cause."""
-        try:
-            row = await self._plan(question)
-        except BackendError as error:
-            log.warning("a question gets no plan", question=question.id, cause=error.cause, error=str(error))
-            self.without[error.cause] += 1
-            self.failed += 1
-            if counts is not None:
-                counts.failed += 1
-            return None
+    async def make(question: Question) -> Row | None:
+        nonlocal failed
+        async with slots:
+            if failed > max_failed * len(questions):
+                return None
+            try:
+                row = await _plan(question, engine, judge, settings, seed)
+            except BackendError as error:
+                log.warning("a question gets no plan", question=question.id, cause=error.cause, error=str(error))
+                without[error.cause] += 1
+                failed += 1
+                if counts is not None:
+                    counts.failed += 1
+                return None
         if counts is not None:
             counts.done += 1
         if isinstance(row, str):
-            self.without[row] += 1
+            without[row] += 1
             return None
         return row
 
-    async def _plan(self, question: Question) -> Row | str:
-        """Return a row, or why there is none."""
-        ended = await self._trajectories(question)
-        right = [trajectory for trajectory in ended if self._matches(trajectory.answer, question.golden_answers)]
-        # One from memory has no step that could be asked of a policy.
-        asked = [(trajectory, queries(trajectory)) for trajectory in right]
-        candidates = [ReferencePlan(self._engine.format.read(tried).plan, steps) for tried, steps in asked if steps]
-        if candidates:
-            plan = await vote_plan(self._judge, question, candidates)
-        elif self._settings.show_answer:
-            plan = await propose_plan(self._judge, question)
-        else:
-            return NO_SEARCH if right else NO_CORRECT
-        return {
-            "dataset": question.dataset,
-            "question_id": question.id,
-            "planner": plan.planner,
-            "steps": list(plan.steps),
-            "candidates": len(ended),
-            "correct": len(right),
-            "votes": len(candidates),
-        }
+    rows = [row for row in await gather_all(map(make, questions)) if row is not None]
+    return Made(rows, dict(without), failed, len(questions) - len(rows) - without.total())
 
-    async def _trajectories(self, question: Question) -> list[Trajectory]:
-        """Return the trajectories that could be made.
 
-        Raises:
-            BackendError: there is none.
-        """
-        errors: list[BackendError] = []
+async def _plan(
+    question: Question, engine: Engine, judge: JudgeService, settings: PlanSettings, seed: int
+) -> Row | str:
+    """Return the row of a question, or why it has no plan; raise BackendError if no trajectory could be made."""
+    errors: list[BackendError] = []
 
-        async def attempt(sample: int) -> Trajectory | None:
-            seed = derive_seed(self._seed, "plan", question.dataset, question.id, sample)
-            try:
-                (trajectory,) = await self._engine.run([Trajectory(question)], seeds=[seed])
-            except BackendError as error:
-                errors.append(error)
-                return None
-            return trajectory
+    async def attempt(sample: int) -> Trajectory | None:
+        seeds = [derive_seed(seed, "plan", question.dataset, question.id, sample)]
+        try:
+            (trajectory,) = await engine.run([Trajectory(question)], seeds=seeds)
+        except BackendError as error:
+            errors.append(error)
+            return None
+        return trajectory
 
-        made = await gather_all(attempt(sample) for sample in range(self._settings.candidates))
-        if len(errors) == len(made):
-            raise errors[0]
-        return [trajectory for trajectory in made if trajectory is not None]
+    attempts = await gather_all(map(attempt, range(settings.candidates)))
+    trajectories = [trajectory for trajectory in attempts if trajectory is not None]
+    if not trajectories:
+        raise errors[0]
+    matches = {"em": exact_match, "cem": cover_match}[settings.correct]
+    correct = [trajectory for trajectory in trajectories if matches(trajectory.answer, question.golden_answers)]
+    # A trajectory from memory has no step that could be asked of a policy.
+    searching = [trajectory for trajectory in correct if queries(trajectory)]
+    candidates = [ReferencePlan(engine.format.read(made).plan, queries(made)) for made in searching]
+    if candidates:
+        plan = await vote_plan(judge, question, candidates)
+    elif settings.show_answer:
+        plan = await propose_plan(judge, question)
+    else:
+        return NO_SEARCH if correct else NO_CORRECT
+    return {
+        "dataset": question.dataset,
+        "question_id": question.id,
+        "planner": plan.planner,
+        "steps": list(plan.steps),
+        "candidates": len(trajectories),
+        "correct": len(correct),
+        "votes": len(candidates),
+    }
 
 
 def save_plans(path: Path, rows: Sequence[Row]) -> None:
@@ -193,6 +173,6 @@ def load_plans(path: Path) -> Plans:
     for row in read_parquet(path, plan_schema()):
         key = (row["dataset"], row["question_id"])
         if key in plans:
-            raise DataError(f"{path.name} has two plans for question {key[1]!r} of {key[0]!r}; make it anew")
+            raise DataError(f"{path.name} has two plans for question {key[1]!r} of {key[0]!r}; make it again")
         plans[key] = ReferencePlan(row["planner"], tuple(row["steps"]))
     return plans

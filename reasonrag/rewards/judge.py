@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from reasonrag.core.errors import JudgeError, LLMError
@@ -41,20 +41,15 @@ class Contract(Generic[V]):
 
 
 @dataclass(slots=True)
-class _InLoop:
-    """State that belongs to one event loop: the questions in flight."""
+class _InFlight:
+    """A question that was asked, and how many callers wait for its verdict."""
 
-    asking: dict[tuple[str, Prompt, int], _Asking] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Asking:
     task: asyncio.Task[Any]
     waiting: int = 0
 
 
 class JudgeService:
-    """Asks a model for verdicts. Safe to use from many tasks, and in one event loop after another.
+    """Asks a model for verdicts. Safe to use from many tasks of an event loop.
 
     Attributes:
         counts: by template and outcome, such as "path.asked". Each question asked has one outcome: `given`,
@@ -87,7 +82,7 @@ class JudgeService:
         self.deadline_s = deadline_s
         self.counts: Counter[str] = Counter()
         self._texts: dict[str, str] = {}
-        self._loops: dict[asyncio.AbstractEventLoop, _InLoop] = {}
+        self._in_flight: dict[tuple[str, Prompt, int], _InFlight] = {}
         self._unread: Counter[tuple[str, Prompt, int]] = Counter()  # how often a question ended without a verdict
 
     @property
@@ -119,25 +114,24 @@ class JudgeService:
 
     async def ask_prompt(self, name: str, prompt: Prompt, contract: Contract[V], *, seed: int) -> V:
         """Ask as `ask` does, with the caller's prompt and the caller's seed for the first attempt."""
-        loop = self._in_loop()
         key = (name, prompt, seed)
-        asking = loop.asking.get(key)
-        if asking is not None:
+        question = self._in_flight.get(key)
+        if question is not None:
             self.counts[f"{name}.shared"] += 1
         else:
             self.counts[f"{name}.asked"] += 1
             task = asyncio.create_task(self._verdict(name, prompt, contract, seed))
-            asking = loop.asking[key] = _Asking(task)
-        asking.waiting += 1
+            question = self._in_flight[key] = _InFlight(task)
+        question.waiting += 1
         try:
-            verdict: V = await asyncio.shield(asking.task)
+            verdict: V = await asyncio.shield(question.task)
             return verdict
         finally:
-            asking.waiting -= 1
-            if not asking.waiting:
-                del loop.asking[key]
-                if asking.task.cancel():  # False if it has ended; else no caller waits for its verdict any more
-                    await asyncio.wait({asking.task})
+            question.waiting -= 1
+            if not question.waiting:
+                del self._in_flight[key]
+                if question.task.cancel():  # False if it has ended; else no caller waits for its verdict any more
+                    await asyncio.wait({question.task})
 
     async def _verdict(self, name: str, prompt: Prompt, contract: Contract[V], seed: int) -> V:
         judge = f"judge {self.llm.name!r} ({name})"
@@ -176,16 +170,6 @@ class JudgeService:
                 return verdict
         self._unread[name, prompt, seed] += 1
         return None
-
-    def _in_loop(self) -> _InLoop:
-        """Return the state of the running loop: asyncio's primitives belong to the first loop that uses them."""
-        running = asyncio.get_running_loop()
-        if running not in self._loops:
-            for loop in list(self._loops):
-                if loop.is_closed():
-                    del self._loops[loop]
-            self._loops[running] = _InLoop()
-        return self._loops[running]
 
     def _text(self, name: str) -> str:
         if name not in self._texts:
