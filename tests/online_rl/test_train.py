@@ -15,6 +15,7 @@ from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.models import ModelAddress, demo_folder
 from reasonrag.core.settings import carried_settings
 from reasonrag.online_rl import task as tasks
+from reasonrag.online_rl.monitoring import Guards
 from reasonrag.online_rl.reference_plans import load_plans
 from reasonrag.pipeline.models import open_llm
 from reasonrag.storage.files import read_json
@@ -141,13 +142,13 @@ def test_ctrl_c_in_a_rollout_ends_behind_the_whole_batch_and_the_same_call_goes_
     assert steps == ["step-000001.parquet", "step-000003.parquet", "step-000005.parquet"]
 
 
-def test_a_collapse_ends_the_training_with_its_state_and_the_best_policy(tmp_path):
+def test_a_collapse_ends_the_training_with_its_state_and_the_best_policy(tmp_path, monkeypatch):
+    monkeypatch.setattr(Guards, "window", 1)
     wanted = settings(
         **SMALL,
         max_steps=30,
         save_steps=100,
         learning_rate=2e-3,
-        guards__window=1,
         guards__max_length_growth=1.01,
         guards__format_rate_drop=0.05,
         validation__steps=30,
