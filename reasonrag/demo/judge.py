@@ -1,28 +1,339 @@
 """An exact judge of the demo world: `--value judge` without a judge model, and with errors on demand.
 
 It reads only the requests that `rewards.judge` and `rewards.verdicts` write, recognises them by the labels of their
-lines in any prompt set, and replies in their contracts. This module scores processes of the `reasonrag` format;
-`demo.verdicts` holds the verdicts for formats of one growing turn.
+lines in any prompt set, and replies in their contracts. It uses only what a request shows and the facts of the world.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
 from random import Random
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.core.models import ModelAddress
-from reasonrag.core.text import exact_match
+from reasonrag.core.models import DEMO_FORMATS, ModelAddress
+from reasonrag.core.text import exact_match, normalize_answer, token_f1
 from reasonrag.core.types import Action, Answer, Completion, Malformed, Note, Prompt, Question, Search, Step
-from reasonrag.demo import verdicts
-from reasonrag.demo.knowledge import Knowledge, knowledge_of
-from reasonrag.demo.verdicts import Fields, Verdict
-from reasonrag.formats import PromptSet, ReasonRAGFormat
+from reasonrag.demo.lexicon import RELATIONS, SPLITS, words
+from reasonrag.demo.world import make_world
+from reasonrag.formats import FORMATS, PromptSet, ReasonRAGFormat, StreamFormat
+from reasonrag.formats.base import Reading
 from reasonrag.llm.base import Sampling
+from reasonrag.rewards.verdicts import ACCURACY_SCORES, PLANNER_SCORES, REASONING_SCORES, PathScores
+
+_CLASSES = {relation.key: relation.target for relation in RELATIONS if isinstance(relation.target, tuple)}
+_MORE = {relation.more: relation.key for relation in RELATIONS if relation.more}
+_COMPARES = re.compile(rf"(\w+ \w+) (?:is )?({'|'.join(_MORE)}) than (\w+ \w+)")
+_SAME = re.compile(r"(\w+ \w+) and (\w+ \w+) (do not have|have)(?: same| (different)) (\w+)")
+_CLAUSE = re.compile(r"\b\d+[.)]|[;.,:!?\n]")  # the number of a plan's item is not part of a clause
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A fact as a text states it: `query` and `value`, normalised, and whether the claim is true."""
+
+    query: str
+    value: str
+    true: bool
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """All facts of one world: every split and the famous part."""
+
+    facts: dict[str, str]  # query ("NAME KEY") to value, both normalised
+    names: frozenset[str]  # of all entities, normalised
+    questions: dict[tuple[str, tuple[str, ...]], Question]  # of all splits, by text and golden answers
+
+    def claims(self, text: str) -> Iterator[Claim]:
+        """Yield each fact that the text states, at most one per clause: "NAME KEY" and the words that follow."""
+        for clause in _CLAUSE.split(text):
+            words = normalize_answer(clause).split()
+            for at in range(len(words) - 3):
+                query, value = " ".join(words[at : at + 3]), " ".join(words[at + 3 :])
+                if query in self.facts:
+                    yield Claim(query, value, value == self.facts[query])
+                    break
+
+    def compares(self, text: str) -> bool | None:
+        """Return whether "A is larger than B" or "A and B have the same KEY" is true; None for any other text."""
+        normalised = normalize_answer(text)
+        if match := _COMPARES.fullmatch(normalised):
+            key = _MORE[match[2]]
+            first, second = (self.facts.get(f"{name} {key}") for name in (match[1], match[3]))
+            classes = _CLASSES[key]
+            return None if first is None or second is None else classes.index(first) > classes.index(second)
+        if match := _SAME.fullmatch(normalised):
+            first, second = (self.facts.get(f"{name} {match[5]}") for name in (match[1], match[2]))
+            apart = (match[4] is not None) != (match[3] != "have")
+            return None if first is None or second is None else (first != second) is apart
+        return None
+
+    def speaks_of(self, text: str) -> bool:
+        """Return whether a text can be judged: it is empty, "none", yes or no, or has a word of this world.
+
+        A policy that guesses combines such words into entities, which are then known not to exist.
+        """
+        normalised = normalize_answer(text)
+        return normalised in ("", "none", "yes", "no") or not _WORDS.isdisjoint(normalised.split())
+
+
+# Parts of names, and values; names of relations, such as "capital", are words of the real world as well.
+_WORDS = frozenset(normalize_answer(word) for word in words()) - {relation.key for relation in RELATIONS}
+
+
+@lru_cache(maxsize=4)
+def knowledge_of(world_seed: int) -> Knowledge:
+    """Return the facts of the world with that seed."""
+    world = make_world(world_seed)
+    parts = (*world.parts.values(), world.famous)
+    facts = {
+        normalize_answer(f"{name} {key}"): normalize_answer(value)
+        for part in parts
+        for name, known in part.facts.items()
+        for key, value in known.items()
+    }
+    names = frozenset(normalize_answer(name) for part in parts for name in part.facts)
+    questions = {(q.question, q.golden_answers): q for split in SPLITS for q in world.questions(split)}
+    return Knowledge(facts, names, questions)
+
+
+Fields = Mapping[str, str | list[str]]
+
+_TAGS = "think|step|reasoning|search|context|conclusion|information|reflect|tool_call|tool_response|answer"
+_SHOWN_TAG = re.compile(rf"‹(?=/?(?:{_TAGS})>)")
+_ITEM = re.compile(r"(?:(?<=\s)|^)\d+[.)]\s+([^;\n]*?)(?=\s\d+[.)]\s|[;\n]|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The correct reply, and a function that draws a wrong one."""
+
+    right: str
+    wrong: Callable[[Random], str]
+
+
+def same_meaning(world: Knowledge, fields: Fields) -> Verdict | None:
+    """Judge two statements as equal if they state the same fact with the same value, or one is the bare value."""
+    first, second = _text(fields, "Statement 1"), _text(fields, "Statement 2")
+    queries, values = set(), set()
+    for text in (first, second):
+        claims = list(world.claims(text))
+        if len(claims) == 1:
+            queries.add(claims[0].query)
+            values.add(claims[0].value)
+        else:  # a bare value, or more than one fact
+            values.add(normalize_answer(text))
+    same = len(values) == 1 and len(queries) <= 1
+    return _boolean(same or normalize_answer(first) == normalize_answer(second))
+
+
+def step_holds(world: Knowledge, fields: Fields) -> Verdict | None:
+    """Judge a step as true if all stated facts are true and its conclusion states a fact or follows from one.
+
+    A conclusion follows if it is a correct comparison, or the value of a fact that the reasoning states. Any other
+    conclusion in the words of this world ("yes", a bare name, "None") is False; one in other words cannot be judged.
+    """
+    reasoning, conclusion = _text(fields, "Reasoning"), _text(fields, "Conclusion")
+    stated, concluded = list(world.claims(reasoning)), list(world.claims(conclusion))
+    if not all(claim.true for claim in (*stated, *concluded)):
+        return _boolean(False)
+    compared = world.compares(conclusion)
+    if concluded or compared is not None:
+        return _boolean(compared is not False)
+    if normalize_answer(conclusion) in {claim.value for claim in stated}:
+        return _boolean(True)
+    return _boolean(False) if world.speaks_of(conclusion) else None
+
+
+def asked_question(world: Knowledge, fields: Fields, label: str = "Question") -> Question | None:
+    """Return the question of this world that a request is about, by its text and golden answers."""
+    return world.questions.get((_text(fields, label), tuple(_text(fields, "Golden answers").split(" | "))))
+
+
+def answer(world: Knowledge, fields: Fields) -> Verdict | None:
+    """Reply YES if the prediction equals one of the answers (exact match)."""
+    match = exact_match(_text(fields, "Prediction"), _text(fields, "Reference answers").split(" | ")) > 0
+    yes, no = "YES", "NO"
+    return Verdict(yes if match else no, lambda rng: no if match else yes)
+
+
+def path(world: Knowledge, fields: Fields) -> Verdict | None:
+    """Reply with the six scores of `score_path`; None if the question is not of this world."""
+    question = asked_question(world, fields)
+    if question is None:
+        return None
+    text = "\n".join(_SHOWN_TAG.sub("<", piece) for piece in fields["Trajectory"])
+    reference = tuple(fields["Reference path"])
+    scores = score_path(world, question, reference, read(text))
+    return Verdict(
+        json.dumps(asdict(scores)), lambda rng: json.dumps(asdict(_other_scores(scores, len(reference), rng)))
+    )
+
+
+def plan(world: Knowledge, fields: Fields) -> Verdict | None:
+    """Reply with the searches that the question needs; an error adds or drops one."""
+    question = asked_question(world, fields, "Question to plan")
+    return None if question is None else _plan(world, _needed(question))
+
+
+def vote(world: Knowledge, fields: Fields) -> Verdict | None:
+    """Reply with the searches that the question needs and some candidate made; without any, the shortest candidate."""
+    question = asked_question(world, fields)
+    if question is None:
+        return None
+    paths = [tuple(value) for label, value in fields.items() if label.startswith("Path ")]
+    made = {normalize_answer(step) for path in paths for step in path}
+    essential = [step for step in _needed(question) if normalize_answer(step) in made]
+    return _plan(world, tuple(essential) or min(paths, key=len))
+
+
+def _needed(question: Question) -> tuple[str, ...]:
+    return tuple(hop["query"] for hop in question.metadata["path"])
+
+
+def _plan(world: Knowledge, steps: tuple[str, ...]) -> Verdict:
+    return Verdict(_planned(steps), lambda rng: _planned(_spoilt(world, steps, rng)))
+
+
+def score_path(world: Knowledge, question: Question, reference: Sequence[str], reading: Reading) -> PathScores:
+    """Return Search-P1's six scores of a trajectory in the demo world.
+
+    - `planner_score`: the plan against the needed searches: 1.2 for the same, 1.0 for one more, 0.6 for some of them,
+      0.2 for none.
+    - `model_plan_steps`: numbered items of the plan.
+    - `effective_steps_self`: items whose search was made and found its fact. An item means a search if it has all of
+      its words, or its key and no other entity's name.
+    - `effective_steps_ref`: reference steps that were searched for, in any order.
+    - `outcome_accuracy_score`: 1 for an exact match, 0.5 if the answer shares words with a golden one.
+    - `outcome_reasoning_score`: 1 if every needed fact was found, 0.8 for more than half, 0.5 for some. A fact is found
+      if the policy's last statement of it is true, or a passage has it and the policy states nothing about it; a famous
+      one also if the answer is correct.
+
+    Args:
+        world: the facts of the world.
+        question: with `path` and `known` in its metadata.
+        reference: steps of the reference path.
+        reading: the trajectory as its format reads it.
+    """
+    items = [item[1] for item in _ITEM.finditer(reading.plan)]
+    needed = _needed(question)
+    facts = {normalize_answer(query) for query in needed}
+    queries = list(dict.fromkeys(normalize_answer(query) for query in reading.queries))
+    brought = [query for query in queries if _brought(world, query, reading)]
+    right = exact_match(reading.answer, question.golden_answers) > 0
+    planned = len(_matched(world, items, needed))
+    found = set(facts) if question.metadata["known"] and right else _found(world, facts, reading)
+    planner_score = 0.6 if planned else 0.2
+    if planned == len(needed) and len(items) <= len(needed) + 1:
+        planner_score = 1.2 if len(items) == len(needed) else 1.0
+    reasoning_score = 1.0 if len(found) == len(facts) else 0.8 if len(found) > len(facts) / 2 else 0.5 if found else 0.0
+    return PathScores(
+        planner_score=planner_score,
+        model_plan_steps=len(items),
+        effective_steps_self=len(_matched(world, items, brought)),
+        effective_steps_ref=len(_matched(world, reference, queries)),
+        outcome_accuracy_score=1.0 if right else 0.5 if token_f1(reading.answer, question.golden_answers) > 0 else 0.0,
+        outcome_reasoning_score=reasoning_score,
+    )
+
+
+@cache
+def stream_format(name: str) -> StreamFormat:
+    """Return a format of one growing turn with the `brief` prompts, as the shipped policy is trained in it."""
+    format = FORMATS[name](PromptSet.find("brief"))
+    assert isinstance(format, StreamFormat)
+    return format
+
+
+def read(text: str) -> Reading:
+    """Read a trajectory of unknown format: in the first format that fits, else in the one that reads most of it."""
+    readings = [stream_format(name).read_text(text) for name in DEMO_FORMATS]
+    return max(readings, key=lambda r: (r.well_formed, len(r.queries) + (r.answer is not None) + bool(r.plan)))
+
+
+def _found(world: Knowledge, facts: Collection[str], reading: Reading) -> set[str]:
+    """Return the facts (by query) whose last statement is true, or that a passage shows and no statement mentions."""
+    is_true: dict[str, bool] = {}  # the last statement counts
+    for block in reading.blocks:
+        for claim in world.claims(f"{block.reasoning}\n{block.conclusion}"):
+            is_true[claim.query] = claim.true
+    shown = " ".join(block.context for block in reading.blocks).lower()
+    return {query for query in facts if is_true.get(query, f"{query} {world.facts[query]}" in shown)}
+
+
+def _matched(world: Knowledge, items: Sequence[str], queries: Iterable[str]) -> dict[int, str]:
+    """Match items to queries, each at most once: first by all words of the query, then by its key."""
+    unmatched = [normalize_answer(query) for query in queries]
+    texts = [f" {normalize_answer(item)} " for item in items]
+    matches: dict[int, str] = {}
+    for whole in (True, False):
+        for place, text in enumerate(texts):
+            query = next((q for q in unmatched if _means(world, text, q, whole=whole)), None)
+            if place not in matches and query is not None:
+                matches[place] = query
+                unmatched.remove(query)
+    return matches
+
+
+def _means(world: Knowledge, text: str, query: str, *, whole: bool) -> bool:
+    if whole:
+        return f" {query} " in text
+    name, _, key = query.rpartition(" ")
+    return f" {key} " in text and not any(f" {other} " in text for other in world.names if other != name)
+
+
+def _brought(world: Knowledge, query: str, reading: Reading) -> bool:
+    """Return whether a search for `query` found a passage that states its fact."""
+    value = world.facts.get(query)
+    contexts = (block.context for block in reading.blocks if block.query and normalize_answer(block.query) == query)
+    return value is not None and any(f"{query} {value}" in context.lower() for context in contexts)
+
+
+def _other_scores(right: PathScores, reference_steps: int, rng: Random) -> PathScores:
+    """Draw a valid verdict that differs from the correct one."""
+    while True:
+        planned = rng.randint(0, 4)
+        scores = PathScores(
+            rng.choice(PLANNER_SCORES),
+            planned,
+            rng.randint(0, planned),
+            rng.randint(0, reference_steps),
+            rng.choice(ACCURACY_SCORES),
+            rng.choice(REASONING_SCORES),
+        )
+        if scores != right:
+            return scores
+
+
+def _spoilt(world: Knowledge, steps: tuple[str, ...], rng: Random) -> tuple[str, ...]:
+    """Return the steps with one dropped, or with a needless one added."""
+    place = rng.randrange(len(steps))
+    if len(steps) > 1 and rng.random() < 0.5:
+        return (*steps[:place], *steps[place + 1 :])
+    needless = rng.choice([query for query in sorted(world.facts) if query not in map(normalize_answer, steps)])
+    return (*steps[:place], needless, *steps[place:])
+
+
+def _planned(steps: Sequence[str]) -> str:
+    numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
+    planner = ", then ".join(f"search for {step}" for step in steps)
+    reply = f"<correct_reasoning_path>\n{numbered}\n</correct_reasoning_path>\n"
+    return f"{reply}<optimized_planner>\nFirst {planner}.\n</optimized_planner>"
+
+
+def _boolean(verdict: bool) -> Verdict:
+    return Verdict(f"<answer>{verdict}</answer>", lambda rng: f"<answer>{not verdict}</answer>")
+
+
+def _text(fields: Fields, label: str) -> str:
+    value = fields[label]
+    return value if isinstance(value, str) else ""
+
 
 NOTHING = 0.2  # score of a trajectory without a step that helps or harms
 ALL_NOTED = 0.8  # score with every needed fact noted, and no answer yet
@@ -31,7 +342,7 @@ PER_NEEDLESS_STEP = 0.9  # the factor that alpha is in SPRE
 PER_WRONG_NOTE = 0.25
 
 # A judge's prompt shows the tags of a step with another bracket (`text.inert`).
-_SHOWN_TAG = re.compile(r"‹(?=/?(?:query|evidence|answer)>)")
+_PROCESS_TAG = re.compile(r"‹(?=/?(?:query|evidence|answer)>)")
 _NUMBERED = re.compile(r"\d+\. ?(.*)", re.DOTALL)
 _LABELLED = re.compile(r"([A-Z][a-z0-9 ]*):(?: (.*))?", re.DOTALL)
 
@@ -111,22 +422,22 @@ def examine(question: Question, actions: Sequence[Action]) -> Findings:
 
 def process(world: Knowledge, fields: Fields) -> Verdict | None:
     """Score a process with `examine`; a wrong verdict is uniform in [0, 1]."""
-    question = verdicts.asked_question(world, fields)
+    question = asked_question(world, fields)
     if question is None:
         return None
-    findings = examine(question, _actions([_SHOWN_TAG.sub("<", text) for text in fields["Steps so far"]]))
+    findings = examine(question, _actions([_PROCESS_TAG.sub("<", text) for text in fields["Steps so far"]]))
     return Verdict(findings.reply(), lambda rng: _verdict(rng.random()))
 
 
 # By the labels of the request.
 _JUDGES: dict[tuple[str, ...], Callable[[Knowledge, Fields], Verdict | None]] = {
     ("Question", "Golden answers", "Steps so far"): process,
-    ("Statement 1", "Statement 2"): verdicts.same_meaning,
-    ("Reasoning", "Conclusion"): verdicts.step_holds,
-    ("Question", "Golden answers", "Reference planner", "Reference path", "Trajectory"): verdicts.path,
-    ("Prediction", "Reference answers"): verdicts.answer,
-    ("Question to plan", "Golden answers"): verdicts.plan,
-    ("Question", "Golden answers", "Planner", "Path"): verdicts.vote,
+    ("Statement 1", "Statement 2"): same_meaning,
+    ("Reasoning", "Conclusion"): step_holds,
+    ("Question", "Golden answers", "Reference planner", "Reference path", "Trajectory"): path,
+    ("Prediction", "Reference answers"): answer,
+    ("Question to plan", "Golden answers"): plan,
+    ("Question", "Golden answers", "Planner", "Path"): vote,
 }
 
 

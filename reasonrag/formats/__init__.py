@@ -16,12 +16,11 @@ from reasonrag.core.plugins import make_plugin
 from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, carried_fingerprint
 from reasonrag.core.types import Question
 from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
-from reasonrag.formats.dialects import R1SearcherFormat, ReActFormat
 from reasonrag.formats.hiprag import HiPRAGFormat
 from reasonrag.formats.reasonrag import ReasonRAGFormat
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.formats.search_p1 import SearchP1Format
-from reasonrag.formats.search_r1 import SearchR1Format
+from reasonrag.formats.search_r1 import R1SearcherFormat, ReActFormat, SearchR1Format
 from reasonrag.formats.stream import StreamFormat
 from reasonrag.formats.tool_calls import ToolCallsFormat, parser_of
 from reasonrag.formats.when_to_search import WhenToSearchFormat

@@ -12,9 +12,7 @@ import pytest
 from reasonrag.core.errors import JudgeError
 from reasonrag.core.text import exact_match, token_f1
 from reasonrag.core.types import Question
-from reasonrag.demo.judge import DemoJudge
-from reasonrag.demo.knowledge import knowledge_of
-from reasonrag.demo.verdicts import stream_format
+from reasonrag.demo.judge import DemoJudge, knowledge_of, stream_format
 from reasonrag.demo.world import demo_questions, make_world
 from reasonrag.formats import PromptSet
 from reasonrag.rewards.base import trajectory_text

@@ -8,8 +8,7 @@ from functools import cache
 
 import pytest
 
-from reasonrag.demo.judge import DemoJudge
-from reasonrag.demo.verdicts import stream_format
+from reasonrag.demo.judge import DemoJudge, stream_format
 from reasonrag.demo.world import Part, demo_questions, make_world
 from reasonrag.formats import PromptSet
 from reasonrag.retrieval.encoders import LexicalEncoder

@@ -5,8 +5,8 @@ import pytest
 
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Search, Span, StopReason
+from reasonrag.demo.judge import stream_format
 from reasonrag.demo.lexicon import KINDS, names
-from reasonrag.demo.verdicts import stream_format
 from reasonrag.demo.world import Part, demo_questions, make_world
 from reasonrag.llm.chat_template import ChatTemplate
 from tools.demo_policy.curriculum import StreamCurriculum, stream_vocabulary_texts

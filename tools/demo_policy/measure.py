@@ -10,8 +10,7 @@ from pathlib import Path
 
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Malformed, Question, Search, Trajectory
-from reasonrag.demo.judge import demo_format
-from reasonrag.demo.verdicts import stream_format
+from reasonrag.demo.judge import demo_format, stream_format
 from reasonrag.demo.world import Part, demo_corpus, make_world
 from reasonrag.formats import Format, StreamFormat
 from reasonrag.llm.base import LLM, Sampling

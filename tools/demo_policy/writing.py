@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reasonrag.core.types import Answer, Completion, Message, Prompt, Search, Step, StopReason, Trajectory
-from reasonrag.demo.verdicts import stream_format
+from reasonrag.demo.judge import stream_format
 from reasonrag.formats import PromptSet
 from tools.demo_policy.demonstrations import Attempt, Finding, Improviser
 
