@@ -7,7 +7,7 @@ a step needs every stage of good attempts, the answer at the last step included.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -76,31 +76,44 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     config, fingerprint, questions = _open(named_path(data), data)
     format = open_format(config)
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
-    chosen: list[_Attempt] = []
-    seen, complete, best = 0, 0, 0.0
-    first: dict[str, tuple[str, str]] = {}  # question of each text, as in `repeated_questions`
+    learned: list[_Attempt] = []
+    question_count = complete_count = learned_questions = 0
+    best_f1 = 0.0
+    first_of_text: dict[str, tuple[str, str]] = {}  # as in `repeated_questions`
     for question, attempts in questions:
-        asked = first.setdefault(common_text(question.question), (question.dataset, question.id))
-        seen += 1
-        complete += len(attempts)
-        best = max(best, *(attempt.f1 for attempt in attempts), 0.0)
-        good = _best(attempts, settings)
-        chosen += good
-        if good:
-            held_out = in_test_split(asked, settings.test_share)
-            splits["test" if held_out else "train"] += _rows(good, format, read_ids=config.policy.reads_ids)
+        key = (question.dataset, question.id)
+        split_key = first_of_text.setdefault(common_text(question.question), key)
+        question_count += 1
+        complete_count += len(attempts)
+        distinct: dict[tuple[object, ...], _Attempt] = {}  # of equal attempts the first
+        for attempt in attempts:
+            best_f1 = max(best_f1, attempt.f1)
+            if attempt.f1 >= settings.min_reward and all(step["action"] in _ACTIONS for step in attempt.steps):
+                distinct.setdefault(tuple(map(content_of, attempt.steps)), attempt)
+        ranked = sorted(distinct.values(), key=lambda attempt: (-attempt.f1, len(attempt.steps)))
+        best = ranked[: settings.per_question]
+        learned += best
+        learned_questions += bool(best)
+        rows: dict[tuple[object, ...], CheckedRow] = {}  # every step once
+        for attempt in best:
+            for depth, (kind, text) in enumerate(_steps(attempt, format, config.policy.reads_ids)):
+                place, sides = f"question {question.id}, {kind}", StepSides((text,), ())
+                step_key = (text.prompt.messages, text.prompt.prefix, text.text)
+                rows.setdefault(step_key, CheckedRow(place, sides, None, depth, key, (kind, "")))
+        split = "test" if in_test_split(split_key, settings.test_share) else "train"
+        splits[split] += rows.values()
     if not splits["train"]:
         raise DataError(
-            f"{data}: none of {complete} complete trajectories of {seen} questions is good enough to learn from and "
-            f"not held out: --min-reward asks for an F1 of {settings.min_reward:g} and the best one has {best:.2f}; "
-            "lower it, build trees of more questions, or lower --test-share"
+            f"{data}: none of {complete_count} complete trajectories of {question_count} questions is good enough to "
+            f"learn from and not held out: --min-reward asks for an F1 of {settings.min_reward:g} and the best one has "
+            f"{best_f1:.2f}; lower it, build trees of more questions, or lower --test-share"
         )
     facts = {
-        "trajectories": len(chosen),
-        "questions": len({(attempt.question.dataset, attempt.question.id) for attempt in chosen}),
-        "of_questions": seen,
-        "mean_f1": fmean(attempt.f1 for attempt in chosen),
-        "mean_steps": fmean(len(attempt.steps) for attempt in chosen),
+        "trajectories": len(learned),
+        "questions": learned_questions,
+        "of_questions": question_count,
+        "mean_f1": fmean(attempt.f1 for attempt in learned),
+        "mean_steps": fmean(len(attempt.steps) for attempt in learned),
     }
     card = PolicyCard.of(config.model_dump(mode="json"), fingerprint or format.fingerprint)
     return Preferences(splits["train"], splits["test"], card, noun="steps", trajectories=facts)
@@ -150,28 +163,6 @@ def _of_evaluation(folder: Path) -> Iterator[tuple[Question, list[_Attempt]]]:
     yield from attempts.values()
 
 
-def _best(attempts: Iterable[_Attempt], settings: SFTSettings) -> list[_Attempt]:
-    """Return the best attempts with parseable steps only; of equal ones the first."""
-    distinct: dict[tuple[object, ...], _Attempt] = {}
-    for attempt in attempts:
-        if attempt.f1 >= settings.min_reward and all(step["action"] in _ACTIONS for step in attempt.steps):
-            distinct.setdefault(tuple(map(content_of, attempt.steps)), attempt)
-    return sorted(distinct.values(), key=lambda attempt: (-attempt.f1, len(attempt.steps)))[: settings.per_question]
-
-
-def _rows(attempts: Sequence[_Attempt], format: Format, *, read_ids: bool) -> list[CheckedRow]:
-    """Return every step of some attempts at one question, once."""
-    rows: dict[tuple[object, ...], CheckedRow] = {}
-    for attempt in attempts:
-        question = attempt.question
-        for depth, (kind, text) in enumerate(_steps(attempt, format, read_ids)):
-            place = f"question {question.id}, {kind}"
-            key = (text.prompt.messages, text.prompt.prefix, text.text)
-            group = (question.dataset, question.id)
-            rows.setdefault(key, CheckedRow(place, StepSides((text,), ()), None, depth, group, (kind, "")))
-    return list(rows.values())
-
-
 def _steps(attempt: _Attempt, format: Format, read_ids: bool) -> Iterator[tuple[str, StepText]]:
     """Yield kind and text of every step, then the answer again: as one that is demanded, or as a choice if it was."""
     steps: tuple[Step, ...] = ()
@@ -217,11 +208,11 @@ def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *,
     """
     *earlier, last = steps
     before = tuple(earlier)
-    seen, prompt = format.prompt(question, before, final=not final), format.prompt(question, before, final=final)
-    if (seen.messages, seen.prefix) != (last.prompt.messages, last.prompt.prefix):
+    prompt, other = (format.prompt(question, before, final=demanded) for demanded in (final, not final))
+    if (other.messages, other.prefix) != (last.prompt.messages, last.prompt.prefix):
         return None
     text = last.completion.text
-    if seen.prefix != prompt.prefix:  # the last prompt opens the answer's tag, after the thought of a free answer
+    if other.prefix != prompt.prefix:  # the last prompt opens the answer's tag, after the thought of a free answer
         opened = _OPEN_TAG.search(prompt.prefix)
         if not final or opened is None:
             return None

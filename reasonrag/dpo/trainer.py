@@ -92,7 +92,19 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
         self.sft_weight = sft_weight
         columns = set(train_dataset.column_names or ())
         if sft_weight or columns & {*_OUR_COLUMNS, SEGMENT_COLUMNS[0]}:
-            _reject_unsupported_options(args)
+            is_set = {
+                "loss_type": args.loss_type != ["sigmoid"],
+                "loss_weights": args.loss_weights is not None,
+                "ld_alpha": args.ld_alpha is not None,
+                "use_weighting": args.use_weighting,
+                "f_divergence_type": args.f_divergence_type != "reverse_kl",
+            }
+            if unsupported := [name for name, value in is_set.items() if value]:
+                raise ConfigError(
+                    "pair weights, reward margins, an SFT term and pairs of trajectories have the plain sigmoid loss, "
+                    f"which does not support {', '.join(unsupported)}; leave that out, or train on step pairs without "
+                    "those"
+                )
         if processing_class.pad_token is None:
             processing_class.pad_token = processing_class.eos_token
         if columns & {STEP_COLUMNS[0], SEGMENT_COLUMNS[0]}:
@@ -171,21 +183,6 @@ def _by_pair(rows: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
         rows = sums.index_add(0, inputs["row_index"], rows)
     chosen, rejected = rows.chunk(2)
     return chosen, rejected
-
-
-def _reject_unsupported_options(args: Any) -> None:
-    is_set = {
-        "loss_type": args.loss_type != ["sigmoid"],
-        "loss_weights": args.loss_weights is not None,
-        "ld_alpha": args.ld_alpha is not None,
-        "use_weighting": args.use_weighting,
-        "f_divergence_type": args.f_divergence_type != "reverse_kl",
-    }
-    if unsupported := [name for name, value in is_set.items() if value]:
-        raise ConfigError(
-            f"pair weights, reward margins, an SFT term and pairs of trajectories have the plain sigmoid loss, which "
-            f"does not support {', '.join(unsupported)}; leave that out, or train on step pairs without those"
-        )
 
 
 class StepSFTTrainer(GuardedTrainer, SFTTrainer):  # type: ignore[misc]

@@ -42,7 +42,7 @@ NOT_RUN = {
     "llama-server": "needs weights in GGUF",
     "pip install": "what CI begins with",
     "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
-    "python contrib/inspect_log.py": "needs its log; tests of contrib have one",
+    "python -m contrib.inspect_log": "needs its log; tests of contrib have one",
     "inspect log": "inspect_ai's own; tests/peers/check_inspect.py runs it",
     "python -m verl.trainer.main_ppo": "needs GPUs; tests/peers/check_verl.py gives verl's own classes what it reads",
     "python -m papers real": "eleven commands; tests/papers/test_run_real.py runs it",
