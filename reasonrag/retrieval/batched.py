@@ -112,7 +112,7 @@ class BatchedRetriever:
             window_s: how long the first query of a batch waits for others.
             max_batch: maximum queries in one call; a full batch leaves at once. None is the limit of a request of
                 `inner`, else 256: the queries of one batch wait for each other, and fail together.
-            max_lookups: maximum calls of `inner` at a time; None is no limit. A waiting batch takes more queries.
+            max_lookups: maximum calls of `inner` at a time; None means no limit. A waiting batch takes more queries.
             store: keeps the rankings; None keeps them in the memory of this process.
         """
         self._inner = inner

@@ -174,7 +174,7 @@ def open_corpus(spec: str) -> CorpusSource:
 
 
 def passage_contents(row: Mapping[str, Any]) -> str | None:
-    """Return the `contents` of a passage, else its `title` and `text` joined, or None if there is no text."""
+    """Return the `contents` of a passage, else its `title` and `text` joined, or None without a text."""
     contents, title, text = row.get("contents"), row.get("title"), row.get("text")
     if not isinstance(contents, str) and isinstance(text, str) and text.strip():
         contents = f"{one_line(str(title))}\n{text}" if isinstance(title, str | int) else text

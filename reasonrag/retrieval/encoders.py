@@ -66,7 +66,7 @@ class TextEncoder(Protocol):
         ...
 
     def count_cut(self, passages: Sequence[str]) -> int:
-        """Count the passages that are longer than what the model reads, so that their end is ignored."""
+        """Count the passages that are longer than the limit of the model, so that their end is ignored."""
         ...
 
 
@@ -101,10 +101,10 @@ class ModelFiles:
 
 
 def find_files(name_or_path: str, *, revision: str | None = None) -> ModelFiles:
-    """Find a model by folder or Hub id; download what the local cache lacks.
+    """Find a model by folder or Hub id; download missing files.
 
     Raises:
-        ConfigError: there is no such folder, and the Hub has no such model or cannot be reached.
+        ConfigError: the folder does not exist, and the Hub lacks the model or cannot be reached.
     """
     folder = named_path(name_or_path)
     if folder.is_dir():

@@ -1,4 +1,4 @@
-"""Measure an index: is it whole, how large and fast is it, and does it find what it should?"""
+"""Measure an index: is it whole, how large and fast is it, and does it find its own passages?"""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class GoldFound(NamedTuple):
 async def gold_recall(
     retriever: Retriever, questions: Sequence[Question], cuts: Sequence[int]
 ) -> list[dict[int, GoldFound]]:
-    """Search for the text of each question, and return what was found at each cut, a value of k from 1.
+    """Search for the text of each question, and return the gold passages found at each cut, a value of k from 1.
 
     The questions are those of `with_gold_ids`. A piece `ID#2` of a passage that was split counts as the passage.
     """

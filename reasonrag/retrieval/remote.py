@@ -74,7 +74,7 @@ class RemoteRetriever:
             token_env: environment variable; its value, if set, is sent as a bearer token.
 
         Raises:
-            ConfigError: there is no URL, one is not http(s), or the token cannot be sent in a header.
+            ConfigError: `urls` is empty, one is not http(s), or the token cannot be sent in a header.
         """
         urls = [urls] if isinstance(urls, str) else urls
         for url in urls:

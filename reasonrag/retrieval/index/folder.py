@@ -1,4 +1,4 @@
-"""The folder of an index. Each of its parts exists completely or not at all, and records what it was made of.
+"""The folder of an index. Each of its parts exists completely or not at all, and records its inputs.
 
     DIR/
     ├── passages/      passages.jsonl and the offset of each line
@@ -10,7 +10,7 @@
     ├── .verified.json files that passed their checksum, with their size, time and inode then
     └── .lock
 
-Each part has a `manifest.json`: what it is made of, settings, counts, and size and SHA-256 of every file. No part
+Each part has a `manifest.json`: inputs, settings, counts, and size and SHA-256 of every file. No part
 records when, where or how fast it was built, so the same input gives the same bytes.
 """
 
@@ -96,7 +96,7 @@ class BuildProgress(Protocol):
         return
 
     def note(self, text: str) -> None:
-        """Keep a line: what was set aside, what was chosen and why."""
+        """Keep a line, such as the rows that were set aside, or a choice and its reason."""
         return
 
 
@@ -175,7 +175,7 @@ class IndexFolder:
             yield
 
     def manifest(self, part: Part) -> Manifest | None:
-        """Read the manifest of a finished part; None if there is no such part.
+        """Read the manifest of a finished part; None if the part is missing.
 
         Raises:
             DataError: the manifest is damaged, or another version of reasonrag wrote it.

@@ -506,7 +506,7 @@ def on_gpus(index: Any) -> Any:
     """Copy a FAISS index to all GPUs, a share each. Search it from one thread only: GPU resources are not locked.
 
     Raises:
-        ConfigError: this faiss has no GPU support, there is no GPU, or GPUs cannot search this kind of index.
+        ConfigError: faiss finds no GPU, or GPUs cannot search this kind of index.
     """
     faiss = load_faiss()
     if faiss.get_num_gpus() == 0:
