@@ -300,35 +300,27 @@ def _environment_values() -> tuple[tuple[str, str], ...]:
     now = getattr(os.environ, "_data", os.environ)
     if now != _environment:
         _environment = dict(now)
-        _values = _forms(tuple((name, os.environ.get(name, "").strip()) for name in _secret_names(tuple(os.environ))))
+        forms: dict[str, str] = {}
+        for name, value in os.environ.items():
+            if re.search(_SECRET_NAME, name) and len(value.strip()) >= 12 and not _harmless(value.strip()):
+                forms |= dict.fromkeys(_forms(value.strip()), name)
+        _values = tuple(forms.items())
     return _values
 
 
-@lru_cache(maxsize=8)
-def _secret_names(names: tuple[str, ...]) -> list[str]:
-    return [name for name in names if re.search(_SECRET_NAME, name)]
-
-
-@lru_cache(maxsize=8)
-def _forms(variables: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+@lru_cache(maxsize=64)
+def _forms(value: str) -> tuple[str, ...]:
+    """Return a value as it is, and as URLs, JSON, Python and HTML write it."""
     import html
     import json
     from urllib.parse import quote, quote_plus
 
-    forms: dict[str, str] = {}
-    for name, value in variables:
-        if len(value) < 12 or _harmless(value):
-            continue
-        # Undecodable bytes arrive as lone surrogates, which cannot be encoded.
-        encoded = [
-            quote(value, safe="", errors="replace"),
-            quote(value, errors="replace"),
-            quote_plus(value, errors="replace"),
-        ]
-        lower = [re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), form) for form in encoded]
-        escaped = [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]]
-        forms |= dict.fromkeys((value, *encoded, *lower, *escaped, html.escape(value)), name)
-    return tuple(forms.items())
+    # Undecodable bytes arrive as lone surrogates, which cannot be encoded.
+    encoded = [quote(value, safe="", errors="replace"), quote(value, errors="replace")]
+    encoded.append(quote_plus(value, errors="replace"))
+    lower = [re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), form) for form in encoded]
+    escaped = [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]]
+    return (value, *encoded, *lower, *escaped, html.escape(value))
 
 
 def _harmless(value: str) -> bool:

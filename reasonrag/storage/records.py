@@ -165,16 +165,7 @@ def read_rows(path: Path, problems: RowProblems) -> Iterator[Row]:
     Raises:
         DataError: the file is missing, of an unknown kind, or damaged as a whole.
     """
-    return _objects(raw_rows(path), problems)
-
-
-def json_lines(lines: Iterable[bytes], problems: RowProblems) -> Iterator[Row]:
-    """Yield the 1-based number and the object of each line; blank lines are skipped, other lines go to `problems`."""
-    return _objects(((number, parsed(line)) for number, line in enumerate(lines, 1) if line.strip()), problems)
-
-
-def _objects(rows: Iterable[Row], problems: RowProblems) -> Iterator[Row]:
-    for number, row in rows:
+    for number, row in raw_rows(path):
         if isinstance(row, dict):
             yield number, row
         else:
