@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-_SILENT_S = 5.0  # before the console says that a server does not answer: a server that restarts at once is no news
+_SILENT_S = 5.0  # before the console says that a server does not answer: a quick restart is not worth a line
 _REMEMBERED = 10_000  # questions whose address is known
 
 
@@ -57,7 +57,7 @@ class Addresses:
                 and failures there, without refusals (429, or 503 of a server that works on other requests).
             patience_s: seconds to wait while none of them answers. An outage uses them up once: each request that is
                 left, or comes later, is sent, and fails if it meets no server.
-            name: of what is asked, for messages.
+            name: of the model or retriever, for messages.
             error: raised if a request is given up.
         """
         self.all = [Address(url, concurrency) for url in urls]
@@ -77,7 +77,7 @@ class Addresses:
             send: sends it once, given its slot, an address and the seconds left. It raises `Unavailable` if another
                 attempt may succeed, and any other error if it cannot.
             priority: of two that wait, the one with the lower number is first.
-            question: whose requests stay at one server while that answers.
+            question: its requests stay at one server while that answers.
         """
         address = self.all[0]
         request = Request(address, priority)

@@ -95,7 +95,7 @@ def intervals(
     """Return the mean of each column, the ratio or the difference, with its interval over questions and seeds.
 
     Args:
-        measures: under any key, all of the same questions in the same order; a question whose value is None is left out
+        measures: under any key, all of the same questions in the same order; a question without a value (None) is left out
             of that measure.
         seed: random seed; equal seeds give equal intervals, whatever other measures there are.
         among: indices of the questions to use; None uses all.
@@ -169,7 +169,7 @@ def group_intervals(
 
 
 def estimates_by_seed(measure: OverSeeds) -> list[float | None]:
-    """Return the mean, ratio or difference with each seed alone; None where it knows nothing."""
+    """Return the mean, ratio or difference with each seed alone; None if it has no values."""
     return [_estimate(cell[None]) for cell in _cells(measure, "measure")]
 
 

@@ -31,7 +31,7 @@ def parse_json(text: str | bytes) -> Any:
     ValueError: the key 'a' stands in it twice
 
     Raises:
-        ValueError: it is no JSON, nested too deeply, or a key stands twice in one object.
+        ValueError: it is not JSON, nested too deeply, or an object has the same key twice.
     """
     try:
         return _JSON.decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text)))

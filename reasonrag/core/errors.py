@@ -36,7 +36,7 @@ class ReasonRAGError(Exception):
 
     Args:
         message: what was found, why it cannot work and what to do.
-        quoting: words of somebody else (a server's reply, a library's exception), added as `excerpt` cuts them.
+        quoting: foreign words (a server's reply, a library's exception), added as `excerpt` cuts them.
     """
 
     def __init__(self, message: str = "", *, quoting: object = "") -> None:
@@ -82,7 +82,7 @@ class Interrupted(ReasonRAGError):
 
 
 class Stalled(ReasonRAGError):
-    """Nothing in a run got on for `run.stall_s`, whatever the reason; the same command goes on from what is kept."""
+    """A run made no progress for `run.stall_s`; the same command resumes it."""
 
     ends_process = False  # whether this ends the process if it does not end itself, as in a command
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def runner() -> asyncio.Runner:
-    """Return a runner on uvloop's loop; on asyncio's where there is none (Windows)."""
+    """Return a runner on uvloop's loop; on asyncio's if uvloop is not installed (Windows)."""
     try:
         import uvloop
     except ImportError:

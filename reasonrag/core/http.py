@@ -35,7 +35,7 @@ TOKEN_ENV = "REASONRAG_TOKEN"
 """Environment variable with the token that a retrieval server asks for, or the proxy in front of it."""
 
 AWAY = frozenset({502, 503, 504})
-"""What a proxy says of a server that restarts; one that is full says 503, too."""
+"""Statuses of a proxy while its server restarts; a full server may send 503, too."""
 
 RETRIES: Counter[str] = Counter()
 """Retries of this process by cause, for its progress line."""
@@ -49,7 +49,7 @@ _jitter = random.Random()  # not the global generator: a retry must not shift th
 
 @dataclass(eq=False)
 class Unavailable(Exception):
-    """A failure that another attempt may not meet.
+    """A transient failure; a retry may succeed.
 
     Attributes:
         cause: short name under which the failure is counted; `timeout` if there was no reply in time.
@@ -129,7 +129,7 @@ class Retries:
         return await self.run(next_attempt)
 
     def _next_wait(self, error: Exception) -> float | bool:
-        """Return the seconds until the next attempt, or False if there is none: stamina's backoff hook."""
+        """Return the seconds until the next attempt, or False to give up: stamina's backoff hook."""
         if not isinstance(error, Unavailable):
             return False
         self.before, self.last = self.last, error
@@ -150,7 +150,7 @@ class Retries:
 
 @asynccontextmanager
 async def time_limit(seconds: float) -> AsyncIterator[None]:
-    """Limit a block as `asyncio.timeout` does, and anew if this process was stopped (SIGSTOP, a frozen container).
+    """Limit a block as `asyncio.timeout` does, and again if this process was stopped (SIGSTOP, a frozen container).
 
     A timer that is late by seconds tells. What was answered meanwhile has not been read yet.
     """
@@ -209,9 +209,9 @@ def parse_retry_after(header: str | None) -> float | None:
 async def exchange(
     session: aiohttp.ClientSession, method: str, url: str, timeout_s: float, most_bytes: int, cause: str, **sent: Any
 ) -> tuple[aiohttp.ClientResponse, bytes]:
-    """Send a request; return the reply and its body, decompressed; of one that is no success, some of it to quote.
+    """Send a request; return the reply and its decompressed body; only the beginning to quote if the status is not 200.
 
-    No redirect is followed to a host that nobody named.
+    Redirects are not followed: they may lead to another host.
 
     Raises:
         Unavailable: there was no reply in time (`timeout`), the connection failed (`cause`), or the body holds more
@@ -270,7 +270,7 @@ def check_url(url: str, *, example: str, allow_password: bool = False) -> None:
 
 
 def bearer_header(token: str | None, source: str) -> dict[str, str]:
-    """Return the header that carries a token from `source`, or no header if there is none.
+    """Return the header that carries a token from `source`; empty without a token.
 
     Raises:
         ConfigError: the token cannot be sent in a header. The message does not show it.

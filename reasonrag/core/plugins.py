@@ -1,4 +1,4 @@
-"""Code of others that is run because somebody asked for it: by its Python path, or with a model."""
+"""Third-party code that the user asked for: by its Python path, or with a model."""
 
 from __future__ import annotations
 

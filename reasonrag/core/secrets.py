@@ -7,7 +7,7 @@ the marks that shapes begin with is skipped at once.
 Out of scope: a key that was cut, is broken up by blanks, line ends, zero-width or control characters, or is written in
 another case; one in base64 (but for `Authorization: Basic`), in hex or compressed; an opaque one that stands alone in
 prose and is not in the environment; an assigned one that consists of plain words; the value of a variable that has
-fewer than 12 characters, or whose name does not end as that of a secret does; a user name in a URL; cookies.
+fewer than 12 characters, or a name that does not end like that of a secret; a user name in a URL; cookies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 from reasonrag.core.text import one_line, printable
 
 MOST_QUOTED = 1 << 16
-"""Characters that are looked at of somebody else's words: far more than is shown, so that no secret is cut."""
+"""Characters of a foreign text that are searched: far more than are shown, so that no secret is cut."""
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ def redact(text: str) -> str:
 
 
 def excerpt(text: str, limit: int = 300) -> str:
-    """Quote somebody else's words in a message: one printable line without secrets, at most `limit` characters.
+    """Quote foreign words in a message: one printable line without secrets, at most `limit` characters.
 
     Secrets are replaced first: the first half of a key that was cut would no longer be recognised.
     """
@@ -78,9 +78,9 @@ def excerpt(text: str, limit: int = 300) -> str:
 
 
 def redact_data(value: T, what: str) -> T:
-    """`redact` for data that a run stores: a text, or a row, whose texts and names are gone through.
+    """`redact` for data that a run stores: a text, or all texts and names in a row.
 
-    Log a warning once for each kind of secret found in `what`: a variable whose name sounds secret may hold ordinary
+    Log a warning once for each kind of secret found in `what`: a variable with a secret-sounding name may hold ordinary
     text, and data should not change silently.
     """
     redacted: Any = value
@@ -187,9 +187,9 @@ _UUID = r"(?i)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 @dataclass(frozen=True)
 class _Shape:
-    """A pattern whose first group is the secret.
+    """A pattern with the secret as its first group.
 
-    It is tried if the text in lower case holds one of the `marks`, all of which have one of the `signs` beside them.
+    It is tried if the text in lower case holds one of the `marks`, each of which contains one of the `signs`.
     """
 
     kind: str

@@ -89,7 +89,7 @@ def describe_problems(error: ValidationError) -> str:
 
 
 class App:
-    """An ASGI 3 application: routes, and what is checked before one of them is asked.
+    """An ASGI 3 application: routes, and checks before them.
 
     Attributes:
         routes: method and endpoint by path.
@@ -124,7 +124,7 @@ class App:
             log.error("an answer broke off", error=type(error).__name__)
 
     async def answer(self, scope: Scope, receive: Receive) -> Response:
-        """Return what the endpoint answers; where it fails, what the client is told."""
+        """Return the answer of the endpoint, or of the refusal or failure."""
         try:
             self.check(scope)
             return await self.route(scope)(scope, receive)
@@ -139,7 +139,7 @@ class App:
             return Refusal(500, f"internal error ({type(error).__name__})").response()
 
     async def converse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a WebSocket until it is closed; raise Refusal if there is none at this path."""
+        """Serve a WebSocket until it is closed; raise Refusal if this path has none."""
         raise Refusal(404, "there is no WebSocket here")
 
     def check(self, scope: Scope) -> None:

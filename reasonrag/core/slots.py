@@ -13,7 +13,7 @@ from reasonrag.core.http import AWAY, Unavailable, backoff
 from reasonrag.core.watch import beat
 
 START, LARGEST = 64, 1024
-"""Requests in flight while nothing is known of an engine, and the most that are tried without being told."""
+"""Initial and maximum concurrency when the server reports no limit."""
 
 _FIRST_PROBE_S, _LONGEST_PROBE_S = 0.1, 2.0
 _LOOK_S = 1.0  # between two looks whether this process was stopped while an engine is away
@@ -34,7 +34,7 @@ class Slots:
     """A bounded number of requests at one engine; the others wait, ordered by priority and arrival.
 
     While the engine is away, one request at a time finds out whether it is back, and the others wait. It is away once
-    it has lost three requests in a row, or says when it is back. Time is the running loop's. It works in one loop after
+    it has lost three requests in a row, or announces when it is back. Time is the running loop's. It works in one loop after
     another.
 
     A request that is refused (429, or 503 of an engine that works on an earlier one) keeps its slot until it enters
@@ -48,7 +48,7 @@ class Slots:
         away_since: the loop's time at which the engine went away, and later by each stop of this process; None before.
         losses: requests that the engine has lost since it answered one.
         probe_at: the loop's time at which an engine that is away is asked next.
-        given_up: whether nobody waits for an engine that is away: every request is sent.
+        given_up: whether every request is sent at once, as the engine has been away for too long.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -83,7 +83,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Slots that nobody holds or waits for: none while the engine is away, negative if more wait than fit."""
+        """Free slots less waiting requests: none are free while the engine is away."""
         return (self.limit - self.in_flight if self.away_since is None else 0) - self.waiting
 
     def may_probe(self) -> bool:
@@ -99,7 +99,7 @@ class Slots:
         self.drained_by = error
         if error is not None:
             self.turn_away(error)
-        while self.retrying:  # none twice, as it may be told again
+        while self.retrying:  # each once: `drain` may be called again
             self.retrying.pop().reschedule(0.0)
 
     def turn_away(self, error: Exception) -> None:
@@ -131,7 +131,7 @@ class Slots:
     async def _wait(self, request: Request, loop: asyncio.AbstractEventLoop) -> None:
         turn = loop.create_future()
         self._arrivals += 1
-        # A request that has failed waits behind the others: it may be what the engine dies of.
+        # A request that has failed goes last: it may be the one that kills the engine.
         heapq.heappush(self._queue, (request.failures, request.priority, self._arrivals, request, turn))
         self.waiting += 1
         if self.away_since is not None:  # the timer of the last failure may have ended with its event loop
@@ -149,7 +149,7 @@ class Slots:
         """Give the slot of a request back that was answered, or that ended with `error`, unless it was refused."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        answers = not isinstance(error, asyncio.CancelledError)  # else nobody waits for it any more
+        answers = not isinstance(error, asyncio.CancelledError)  # else its task has gone
         if isinstance(error, Unavailable):
             self._judge(request, error)
             answers = error.cause != "timeout"
@@ -202,7 +202,7 @@ class Slots:
             self.leave(request, asyncio.CancelledError())
 
     def _judge(self, request: Request, failure: Unavailable) -> None:
-        """Find out from the other requests what a failure says of the engine: it is full, or away, or neither."""
+        """Compare a failure with the other requests: the engine is full, away, or neither."""
         refuses, late = failure.status in (429, 503), failure.cause == "timeout"
         works = self.away_since is None and next(iter(self._sent), request) is not request
         self._sent.pop(request, None)
@@ -268,7 +268,7 @@ class Request:
     """One request. It holds a slot in `async with request:`, and waits for one before.
 
     Attributes:
-        slots: those that it waits for.
+        slots: where it waits.
         priority: of two that wait, the one with the lower number is first.
         tokens: what the reply weighs in measurements of throughput.
         probes: whether the engine was away when the request got its slot.

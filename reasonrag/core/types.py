@@ -98,7 +98,7 @@ class FinishReason(StrEnum):
 
 
 def as_finite(value: object) -> float | None:
-    """Return a number of somebody else's as a float; None if it is none, is not finite, or is too large.
+    """Return a foreign value as a float; None if it is not a number, not finite, or too large.
 
     >>> [as_finite(value) for value in (1, -0.5, 10**400, float("nan"), "1", True)]
     [1.0, -0.5, None, None, None, None]
@@ -145,7 +145,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The policy notes evidence from its passages; `evidence` is empty if there is none."""
+    """The policy notes evidence from its passages; `evidence` may be empty."""
 
     evidence: str
 
@@ -174,7 +174,7 @@ Action = Search | Note | Answer | Malformed
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decision with its result: of the policy, or of the format, which asks nobody (`Format.own_step`)."""
+    """One decision with its result: of the policy, or of the format, without a call (`Format.own_step`)."""
 
     prompt: Prompt
     completion: Completion

@@ -31,7 +31,7 @@ RUNS = Path("runs")  # in the working folder: where commands without --out write
 def writing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that gets its name when the block ends, with all its bytes on disk; if the block raises, never.
 
-    Every file of ours is written this way, but for those that grow (a journal, a log of calls).
+    Every file of ours is written this way, except files that grow (a journal, a log of calls).
 
     Raises:
         OSError: the disk is full, ...; `filename` is that of `path`.
@@ -172,7 +172,7 @@ def open_lock(path: Path) -> int:
 
 
 def is_shared(path: Path) -> bool:
-    """Return whether other machines may see this path: whether Linux says that its disk is no local one."""
+    """Return whether other machines may see this path: whether its disk is not local, as far as Linux knows."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text("utf-8").splitlines()]
     except OSError:  # no Linux

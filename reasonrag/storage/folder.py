@@ -96,7 +96,7 @@ class Folder:
             yield
 
     def facts(self) -> dict[str, Any]:
-        """Return the record: `identity`, and everything given to `note`. Empty if there is none yet.
+        """Return the record: `identity`, and everything given to `note`. Empty before the first `note`.
 
         Raises:
             RunError: the record is damaged.

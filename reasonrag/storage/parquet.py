@@ -270,7 +270,7 @@ def read_batches(
         present_names = [name for name in wanted.names if name in found.names]
         left = file.metadata.num_rows
         for batch in file.iter_batches(_BATCH_ROWS, columns=present_names):
-            batch.validate(full=True)  # else text that is no UTF-8 is met wherever it is read
+            batch.validate(full=True)  # else invalid UTF-8 fails later, at any reader
             left -= batch.num_rows
             yield pa.RecordBatch.from_arrays([_column(batch, field) for field in wanted], schema=wanted)
         if left:  # a damaged footer may hide row groups
@@ -278,7 +278,7 @@ def read_batches(
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the names of a file's columns; raise DataError if it is no Parquet file."""
+    """Return the names of a file's columns; raise DataError if it is not a Parquet file."""
     with _opened(path) as file:
         return list(file.schema_arrow.names)
 
@@ -292,7 +292,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
-    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: also a damaged name that is no UTF-8
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: also a damaged name in invalid UTF-8
         check_limits(error)
         raise DataError(
             f"{path.name} cannot be read ({excerpt(str(error), 200)}); it is damaged or not Parquet; write pairs "

@@ -146,7 +146,7 @@ def _parquet_rows(path: Path, start: int) -> Generator[Row, None, int]:
                         number += 1
                         if number > start:
                             yield number, row
-    except (pa.ArrowException, OverflowError, ValueError) as error:  # as for text that is no UTF-8
+    except (pa.ArrowException, OverflowError, ValueError) as error:  # as for invalid UTF-8
         raise DataError(f"{path}: not a readable Parquet file", quoting=error) from None
     return number
 
@@ -212,7 +212,7 @@ def read_calls(folder: Path) -> Iterator[dict[str, Any]]:
     A last line that a kill cut off is left out.
 
     Raises:
-        DataError: the file cannot be read, or another line is no call.
+        DataError: the file cannot be read, or another line is not a call.
     """
     file = folder / CALLS
     try:

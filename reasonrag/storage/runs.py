@@ -170,7 +170,7 @@ class RunFolder(Folder):
         return [facts.get(f"shard {number}", {}) for number in range(facts.get("shards", 0))]
 
     def add_seconds(self, seconds: float) -> None:
-        """Add the seconds of a process to those that the run has taken."""
+        """Add the seconds of a process to the total of the run."""
         self.note(seconds=self.facts().get("seconds", 0.0) + seconds)
 
 

@@ -47,7 +47,7 @@ _SECTIONS = {  # of the page, and the rows in each; attacks have their own
     "Engines and retrievers that fail, hang or lie": (*map(str, range(11, 20)), "20b", "stalls", "load"),
     "Texts, tokens and numbers": ("20a", *map(str, range(21, 28)), "fuzz"),
     "Data sets, settings, the Hub, secrets and names": tuple(map(str, range(28, 37))),
-    "Code of others, servers, pages, machines": (*map(str, range(37, 41)), "refusals", "slow clients"),
+    "Code of others, servers, pages, machines": (*map(str, range(37, 41)), "refusals"),
     "Others": (),  # rows that are in none
 }
 _INTRODUCTION = """\
