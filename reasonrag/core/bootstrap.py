@@ -95,8 +95,8 @@ def intervals(
     """Return the mean of each column, the ratio or the difference, with its interval over questions and seeds.
 
     Args:
-        measures: under any key, all of the same questions in the same order; a question without a value (None) is left out
-            of that measure.
+        measures: under any key, all of the same questions in the same order; a question without a value (None) is
+            left out of that measure.
         seed: random seed; equal seeds give equal intervals, whatever other measures there are.
         among: indices of the questions to use; None uses all.
         resamples: number of times the questions are drawn with replacement. A resample in which the denominator of a

@@ -34,8 +34,8 @@ class Slots:
     """A bounded number of requests at one engine; the others wait, ordered by priority and arrival.
 
     While the engine is away, one request at a time finds out whether it is back, and the others wait. It is away once
-    it has lost three requests in a row, or announces when it is back. Time is the running loop's. It works in one loop after
-    another.
+    it has lost three requests in a row, or announces when it is back. Time is the running loop's. One event loop after
+    another may use it.
 
     A request that is refused (429, or 503 of an engine that works on an earlier one) keeps its slot until it enters
     again, or is released. An engine that refuses by chance takes it soon; one that is full does not, so each fifth
