@@ -17,7 +17,7 @@ from reasonrag.formats.base import PromptSet, Reading
 from reasonrag.llm.base import LLM
 from reasonrag.rewards.base import cause_of
 from reasonrag.rewards.hiprag import StepFlag, detect
-from reasonrag.rewards.judge import JudgeService
+from reasonrag.rewards.judge import JudgeService, templates_fingerprint
 from reasonrag.rewards.verdicts import answer_matches
 
 JUDGED = ("lasj", "osr", "usr")
@@ -89,7 +89,7 @@ class Examiner:
 
     def describe(self) -> dict[str, Any]:
         metrics = [metric for metric in JUDGED if metric in self.metrics]
-        return {"model": self.judge.llm.name, "prompts": self.judge.fingerprint, "metrics": metrics}
+        return {"model": self.judge.llm.name, "prompts": templates_fingerprint(self.judge.prompts), "metrics": metrics}
 
     async def examine(self, trajectory: Trajectory, reading: Reading, counts: Counter[str]) -> Verdicts:
         """Return the verdicts on a finished attempt, given also as its format reads it.

@@ -17,7 +17,6 @@ from reasonrag.formats.base import fingerprint
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.model_folder import model_identity, public_name
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.reference_plans import Plans, load_plans
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.pipeline.models import check_llm, open_llm
@@ -27,7 +26,7 @@ from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore
 from reasonrag.retrieval.encoders import open_encoder
 from reasonrag.rewards import Reward, RewardParts, open_reward, reward_needs
 from reasonrag.rewards.base import MISSING
-from reasonrag.rewards.judge import JudgeService
+from reasonrag.rewards.judge import JudgeService, templates_fingerprint
 from reasonrag.storage.files import short_hash, size_and_digest
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.questions import KNOWN, named_sets, questions_fingerprint, sample_questions
@@ -190,7 +189,7 @@ def _reward_content(settings: RLSettings, needs: frozenset[str]) -> tuple[Plans,
     content: dict[str, str] = {}
     if "judge" in needs:
         prompts = PromptSet.find(settings.format.prompts)
-        texts = [JudgeService(ScriptedLLM(()), prompts).fingerprint]
+        texts = [templates_fingerprint(prompts)]
         # HiPRAG's question to the policy; a user's own reward may ask it too.
         may_ask_policy = ":" in settings.reward.name and (prompts.folder / "hiprag" / "direct.txt").is_file()
         if may_ask_policy or settings.reward.name == "hiprag":

@@ -85,12 +85,6 @@ class JudgeService:
         self._in_flight: dict[tuple[str, Prompt, int], _InFlight] = {}
         self._unread: Counter[tuple[str, Prompt, int]] = Counter()  # how often a question ended without a verdict
 
-    @property
-    def fingerprint(self) -> str:
-        """A hash that changes whenever the same question could be asked with another prompt."""
-        names = sorted(path.stem for path in (self.prompts.folder / "judge").glob("*.txt"))
-        return fingerprint(*(part for name in names for part in (name, self._text(name))))
-
     async def ask(self, name: str, fields: Fields, contract: Contract[V], *, seed: int = 0) -> V:
         """Ask for one verdict. The request depends on the arguments alone, so that it can be cached by content.
 
@@ -175,6 +169,14 @@ class JudgeService:
         if name not in self._texts:
             self._texts[name] = self.prompts.text(f"judge/{name}")
         return self._texts[name]
+
+
+def templates_fingerprint(prompts: PromptSet) -> str:
+    """Return a hash that changes whenever the same question could be asked with another prompt."""
+    parts: list[str] = []
+    for path in sorted((prompts.folder / "judge").glob("*.txt")):
+        parts += [path.stem, prompts.text(f"judge/{path.stem}")]
+    return fingerprint(*parts)
 
 
 def quoted(fields: Fields) -> str:

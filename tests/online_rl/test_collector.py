@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from reasonrag.core.errors import LLMError, RunError
-from reasonrag.core.types import Completion, FinishReason, Question, Trajectory
+from reasonrag.core.types import Completion, Question, Trajectory
 from reasonrag.formats import FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.collector import Batch, BatchPlan, Collector
@@ -106,12 +106,6 @@ def test_a_question_that_comes_twice_in_a_batch_is_attempted_anew():
     said = [sample.trajectory.steps[0].completion.text for sample in made.samples]
     assert ids(made) == ["0", "0", "0"]
     assert len(set(said)) == len(said) == 12
-
-
-def test_the_same_batch_is_made_twice_and_another_batch_is_another_one():
-    one, again, other = (batch(collector(differs), number) for number in (2, 2, 3))
-    assert [s.transcripts for s in one.samples] == [s.transcripts for s in again.samples]
-    assert [s.transcripts for s in one.samples] != [s.transcripts for s in other.samples]
 
 
 def flat_for(*names: str):
@@ -245,12 +239,6 @@ def test_a_reward_that_is_no_number_is_none(value, figure):
     assert {s.score.value for s in made.samples} == {1.0, None}
 
 
-def test_a_reward_that_gives_no_cause_is_counted_as_unknown():
-    made = batch(collector(lambda q, said, call: Score(None), outage={"max_unscored": 1.0}))
-    assert made.unscored == {"unknown": 16}
-    assert {s.score.cause for s in made.samples} == {"unknown"}
-
-
 def test_a_reward_that_gives_too_few_scores_is_refused():
     class Short(Says):
         async def score(self, trajectories, *, step):
@@ -308,9 +296,3 @@ def test_what_is_over_the_budget_counts_as_truncated_whatever_it_ends_with():
     lengths = [len(s.transcripts[0].prompt_ids) + s.policy_tokens for s in made.samples]
     assert [s.truncated for s in made.samples] == [length > 8 for length in lengths]
     assert len({s.truncated for s in made.samples}) == 2
-
-
-def test_what_ran_out_of_tokens_is_truncated_and_has_no_end():
-    cut = Completion("<think>so", FinishReason.LENGTH, (9, 9), (-1.0, -1.0))
-    made = batch(collector(differs, say=lambda prompt, seed: cut))
-    assert all(s.truncated and s.transcripts[0].completion_ids == (9, 9) for s in made.samples)

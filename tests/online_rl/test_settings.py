@@ -150,10 +150,6 @@ def test_validation_takes_other_questions_than_those_of_training(tmp_path):
     assert len(task.questions) == 10
 
 
-def test_a_file_alone_has_no_questions_of_validation(tmp_path):
-    assert tasks.open_task(settings(**file(tmp_path, "train.jsonl", range(10)))).held_out == []
-
-
 def test_validation_on_the_questions_of_training_is_refused(tmp_path):
     named = file(tmp_path, "train.jsonl", range(10))
     with pytest.raises(ConfigError, match="validation has no question that is not trained on"):

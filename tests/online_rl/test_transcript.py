@@ -204,12 +204,6 @@ def test_logprobs_are_missing_as_a_whole_where_one_step_has_none(bpe):
     assert sum(made.mask) > 0
 
 
-def test_logprobs_that_are_not_one_a_token_are_refused(bpe):
-    ids = bpe.encode("<answer>x</answer>")
-    (made,) = transcripts(spoken(bpe, Completion("<answer>x</answer>", token_ids=ids, logprobs=(-1.0,))), bpe)
-    assert made.logprobs is None
-
-
 def test_a_backend_without_token_ids_is_refused(bpe):
     with pytest.raises(ValueError, match="must not be encoded again"):
         transcripts(spoken(bpe, Completion("<answer>x</answer>")), bpe)
@@ -233,8 +227,3 @@ def test_a_prompt_that_forgets_what_was_said_begins_a_new_row(bpe):
     one, other = transcripts(replace(trajectory, steps=(first, forgetful)), bpe)
     check(one, replace(trajectory, steps=(first,)), bpe)
     check(other, replace(trajectory, steps=(forgetful,)), bpe)
-
-
-def test_a_trajectory_without_steps_is_refused(bpe):
-    with pytest.raises(ValueError, match="without steps"):
-        transcripts(Trajectory(QUESTION), bpe)

@@ -115,12 +115,6 @@ def test_a_function_that_takes_anything_is_given_every_column():
     assert SEEN["step"] == 7
 
 
-def test_what_a_search_found_is_in_the_completion():
-    searched = trajectory("search_r1", "<think>hm</think><search>Jaws</search>", f"<answer>{RIGHT}</answer>")
-    score(opened("matches"), searched)
-    assert "<information>" in SEEN["completions"][0][0]["content"]
-
-
 @pytest.mark.parametrize("name", ["brevity", "brevity_later"])
 def test_a_function_of_one_trajectory_scores_each(name):
     assert values(score(opened(name), said("four"), said("eighteen"))) == [0.25, 0.125]

@@ -43,15 +43,6 @@ def test_the_denominator_is_all_steps():
     assert found.parts["steps"] == found.parts["known_steps"] == 4
 
 
-def test_a_score_can_be_worked_out_from_its_parts():
-    """A needless search, a needed one, a false step, a right one: 1 + 0.4 * 2/4."""
-    ours, _ = reward(known={"Jaws": FACT})
-    (found,) = score(ours, hiprag(("Jaws", FACT), ("Jaws sequel", "Jaws 2"), (None, "false"), (None, "so")))
-    assert values([found]) == [1.2]
-    names = ("answer", "format", "bonus", "steps", "known_steps", "over", "under", "searches", "own_steps", "rc")
-    assert [found.parts[name] for name in names] == [1, 1, pytest.approx(0.2), 4, 4, 1, 1, 2, 2, 2]
-
-
 def test_only_right_and_well_formed_trajectories_cost_a_call():
     ours, policy = reward()
     wrong = hiprag(("Jaws", FACT), answer="George Lucas")
@@ -138,11 +129,6 @@ def test_ablations(settings, value, calls):
     ours, _ = reward(known={"Jaws": FACT}, **settings)
     assert values(score(ours, hiprag(("Jaws", FACT), (None, "false")))) == [value]
     assert len(asked(ours.judge)) == calls
-
-
-def test_without_a_bonus_no_judge_is_needed():
-    chosen = validate(RewardSettings, {"name": "hiprag", "hiprag": {"lambda_p": 0}})
-    assert values(score(open_reward(chosen, parts("hiprag")), hiprag(("Jaws", FACT)))) == [1.0]
 
 
 def test_rates_are_micro_averages_over_known_steps():

@@ -9,13 +9,11 @@ from benchmarks.virtual_time import run as run_virtually
 from reasonrag.core.errors import ConfigError, Interrupted, JudgeError, LLMError
 from reasonrag.core.types import Completion
 from reasonrag.formats import PromptSet
-from reasonrag.llm.base import Sampling
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.rewards.judge import JudgeService
+from reasonrag.rewards.judge import JudgeService, templates_fingerprint
 from reasonrag.rewards.verdicts import BOOLEAN, same_meaning
 from reasonrag.storage.journal import Journal
-from tests.llm.faulty import FaultyLLM
 
 PROMPTS = PromptSet.find()
 TRUE = "<answer>True</answer>"
@@ -199,59 +197,16 @@ class Slow:
         pass
 
 
-def test_one_service_works_in_one_event_loop_after_another():
-    service = JudgeService(Slow(0.001), PROMPTS)
-
-    async def ask():
-        return await asyncio.gather(*(same_meaning(service, str(i), "b") for i in range(4)))
-
-    for _ in range(3):
-        assert asyncio.run(ask()) == [True] * 4
-
-
 def test_the_fingerprint_changes_with_any_template(tmp_path):
     folder = tmp_path / "judge"
     folder.mkdir()
     prints = set()
     for name, text in [("path", "a"), ("path", "b"), ("answer", "a")]:
         (folder / f"{name}.txt").write_text(text)
-        prints.add(JudgeService(ScriptedLLM([]), PromptSet(tmp_path)).fingerprint)
+        prints.add(templates_fingerprint(PromptSet(tmp_path)))
     assert len(prints) == 3
-
-
-def test_an_outage_costs_verdicts_and_invents_none():
-    """True exactly where the statements are equal; 10 % of the calls hang, 5 % are junk."""
-    judge = ScriptedLLM(lambda prompt, sampling: f"<answer>{_equal(prompt)}</answer>")
-    llm = FaultyLLM(judge, timeout_share=0.1, junk_share=0.05)
-    service = JudgeService(llm, PROMPTS, deadline_s=2.0)
-
-    async def ask(number: int) -> str:
-        try:
-            verdict = await same_meaning(service, f"x{number}", f"x{number - number % 2}")
-        except JudgeError as error:
-            return error.cause
-        return "right" if verdict is (number % 2 == 0) else "invented"
-
-    async def all_asked():
-        return await asyncio.gather(*(ask(number) for number in range(600)))
-
-    found = run_virtually(all_asked())
-    assert found.count("invented") == 0
-    assert found.count("timeout") == service.counts["same_meaning.timeout"] == llm.hung
-    assert 0.06 < found.count("timeout") / 600 < 0.15
-    assert found.count("right") == service.counts["same_meaning.given"]
-    assert found.count("unreadable") <= 3, "junk is asked for again"
-    assert llm.spoilt > 10
 
 
 def _equal(prompt) -> bool:
     lines = prompt.messages[1].content.split("\n")
     return lines[0].partition(": ")[2] == lines[1].partition(": ")[2]
-
-
-def test_greedy_is_the_default_and_sampling_can_be_set():
-    llm = ScriptedLLM([TRUE, TRUE])
-    asyncio.run(same_meaning(JudgeService(llm, PROMPTS), "a", "b"))
-    given = Sampling(n=4, temperature=0.3, top_p=0.9, max_tokens=7)
-    asyncio.run(same_meaning(JudgeService(llm, PROMPTS, sampling=given), "a", "b"))
-    assert [(s.n, s.temperature, s.max_tokens) for s in llm.samplings] == [(1, 0.0, 512), (1, 0.3, 7)]

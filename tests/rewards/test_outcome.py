@@ -12,7 +12,7 @@ from reasonrag.core.types import Completion, Prompt, Search, Step, Trajectory
 from reasonrag.formats import FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.rewards import REWARDS, RewardSettings, open_reward
+from reasonrag.rewards import RewardSettings, open_reward
 from reasonrag.rewards.base import BatchReward
 from reasonrag.rewards.outcome import search_confidence
 from reasonrag.rollout import Engine
@@ -35,13 +35,6 @@ def test_search_r1_v03_values():
     nothing = trajectory("search_r1", "<think>I give up</think>")
     batch = [said(right), said(right, stray="so"), said(wrong), said(wrong, stray="so"), nothing]
     assert values(score(reward(preset="search-r1-v0.3"), *batch)) == [1.0, 0.8, 0.2, 0.1, 0.0]
-
-
-def test_the_metric_alone_without_weights():
-    batch = [said("Steven Spielberg"), said("Spielberg"), said("it was Steven Spielberg")]
-    assert values(score(reward(), *batch)) == [1.0, 0.0, 0.0]
-    assert values(score(reward(metric="f1"), *batch)) == [1.0, round(2 / 3, 9), round(2 / 3, 9)]
-    assert values(score(reward(metric="cem"), *batch)) == [1.0, 0.0, 1.0]
 
 
 def test_spre_of_a_finished_trajectory():
@@ -255,22 +248,3 @@ def test_without_r_s_more_retrievals_may_count():
 def test_a_reward_that_cannot_be_opened_says_what_to_do(name, message):
     with pytest.raises(ConfigError, match=message):
         open_reward(RewardSettings(name=name), parts("hiprag"))
-
-
-@pytest.mark.parametrize("track", ["self_track", "reference_track"])
-def test_one_track_alone_needs_a_judge_and_neither_needs_none(track):
-    off = {"self_track": False, "reference_track": False, "outcome": "binary"}
-    with pytest.raises(ConfigError, match="needs a judge"):
-        open_reward(
-            validate(RewardSettings, {"name": "search-p1", "search_p1": off | {track: True}}), parts("search_p1")
-        )
-    open_reward(validate(RewardSettings, {"name": "search-p1", "search_p1": off}), parts("search_p1"))
-
-
-def test_rewards_without_memory_have_no_state():
-    ours = reward()
-    ours.observe([], step=0)
-    assert ours.state() == {}
-    ours.restore({})
-    assert sorted(REWARDS) == ["hiprag", "outcome", "prm", "search-p1", "spre", "when-to-search"]
-    assert asyncio.run(ours.score([], step=0)) == []

@@ -240,12 +240,6 @@ def test_each_question_is_shown_with_its_labels():
     ]
 
 
-def test_there_is_no_vote_on_nothing():
-    with pytest.raises(JudgeError) as error:
-        asyncio.run(vote_plan(JudgeService(ScriptedLLM([]), PromptSet.find()), QUESTION, []))
-    assert error.value.cause == "no_candidates"
-
-
 def test_without_reference_steps_their_count_is_not_checked():
     reply = json.dumps(asdict(SCORES) | {"effective_steps_ref": 2})
     verdict, _ = asked(reply, lambda j: path_scores(j, QUESTION, ReferencePlan("", ()), "<answer>x</answer>"))
