@@ -43,7 +43,7 @@ class Metric:
         help: what it says, for the report.
         value: of one attempt; None if it is unknown.
         whole: the denominator of a rate, of one attempt.
-        shown_in: places beside the report's tables that show it.
+        shown_in: further places that show it; the tables of the report show all metrics.
         title: of its chart.
         columns: Parquet columns of `value` and `whole` if they have other names.
         judged: whether a judge has to be asked.
@@ -63,7 +63,7 @@ class Metric:
 
     @property
     def parts(self) -> dict[str, Callable[[Attempt], Value]]:
-        """What is computed of an attempt, by column."""
+        """The functions of an attempt, by Parquet column."""
         functions = (self.value,) if self.whole is None else (self.value, self.whole)
         return dict(zip(self.columns or (self.name,), functions, strict=True))
 

@@ -107,7 +107,7 @@ class Evaluation:
             judging: the judge, and which of LasJ, OSR and USR it is asked for. None: no judged metrics.
             shard: the part of the questions to attempt, for `run_policies` alone. An evaluation of all questions in the
                 same folder makes no call that its shards have made.
-            differently: whether a policy with a card may be compared with one that has none and is asked otherwise.
+            differently: whether a policy with a card may be compared with one that has none and other prompts.
 
         Raises:
             ConfigError, DataError: the settings do not fit together, or a file cannot be read.
@@ -152,7 +152,7 @@ class Evaluation:
         self._scorer: StepScorer | None = None
 
     def _check_asked_alike(self) -> None:
-        """Raise if a policy without a card is asked otherwise than one with a card, unless all of them have begun."""
+        """Raise if a policy without a card is prompted differently from one with a card, unless all have begun."""
         first = {name: points[0][1] for name, points in self.points.items()}
         first = {name: config for name, config in first.items() if config.policy.spec not in _UNTRAINED}
         no_card = [name for name, config in first.items() if not carried_settings(config.policy.carrier)]

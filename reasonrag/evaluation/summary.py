@@ -327,15 +327,15 @@ def how_asked(config: Config, prompts: str) -> Metrics:
 
 
 def asked_differently(policies: Mapping[str, Metrics]) -> Iterator[str]:
-    """Yield a sentence per policy that is asked otherwise than the first: a difference may come from that alone."""
+    """Yield a sentence per policy that is prompted differently from the first: that alone may make a difference."""
     baseline, usual = next(iter(policies.items()))
     for name, asked in policies.items():
         changed = []
         for key, value in asked.items():
             if key != "policy" and value != usual[key]:
-                changed.append(f"{key} {value} ({usual[key]})")
+                changed.append(f"{key}={value} ({baseline}: {usual[key]})")
         if changed:
-            yield f"{name} is asked otherwise than {baseline}: {', '.join(changed)}"
+            yield f"{name} is prompted differently from {baseline}: {', '.join(changed)}"
 
 
 def _mean_hops(questions: Sequence[Question]) -> float | None:

@@ -162,7 +162,7 @@ def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
 
 
 def _search_rows(dataset: str, point: tuple[str, str], ends: Metrics) -> Iterator[list[str]]:
-    """Yield how many searches right and wrong attempts made; `ends` are counts by right or wrong, then by searches."""
+    """Yield the number of searches in correct and incorrect attempts, given their counts by that number."""
     for end, by_searches in ends.items():
         attempts = sum(by_searches.values())
         if attempts:

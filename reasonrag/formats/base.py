@@ -31,7 +31,7 @@ class Stage(StrEnum):
 class Block:
     """One step in the sense of a paper: some reasoning, perhaps a search with what it found, and a conclusion.
 
-    Texts are stripped. `query` is None if the policy relied on what it knows; `context` is what the search returned.
+    Texts are stripped. `query` is None if the policy relied on its own knowledge; `context` holds the passages found.
     """
 
     reasoning: str = ""

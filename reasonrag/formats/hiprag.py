@@ -86,7 +86,7 @@ class HiPRAGFormat(StreamFormat):
 
 
 def check(text: str) -> str:
-    """Check a text whose contexts are sealed by Algorithm 2: "" if F(T) = 1, else what is wrong. Linear time.
+    """Check a text whose contexts are sealed by Algorithm 2: "" if F(T) = 1, else the flaw. Linear time.
 
     N(T) is the number of `<step>`s. White space is Unicode's, so line 1 has nothing to do.
 

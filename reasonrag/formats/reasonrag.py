@@ -130,7 +130,7 @@ class ReasonRAGFormat(InstructedFormat):
         return Reading(not reason, reason, tuple(blocks), answer)
 
     def _flaw(self, text: str, found: Sequence[tuple[str, str]]) -> str:
-        """Return what is wrong with the elements of a text; "" if nothing is."""
+        """Return the first flaw of the elements of a text; "" if they are well-formed."""
         order = "".join(tag[0] for tag, _ in found)
         if not order:
             return "unclosed_tag" if any(f"<{tag}>" in text for tag in _TAGS) else "no_tag"

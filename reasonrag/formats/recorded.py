@@ -1,4 +1,4 @@
-"""Somebody else's agent, asked as its recording shows: its own messages and functions, with searches of ours.
+"""Replays a recorded third-party agent with our retriever: its own messages and functions, our searches.
 
 A conversation that `contrib.record` kept is a trajectory of this format, so `build-tree` branches each of its steps.
 """
@@ -48,7 +48,7 @@ class RecordedFormat(ToolCallsFormat):
     without functions.
 
     Attributes:
-        questions: those that a conversation is about.
+        questions: the questions that a conversation is about.
         trajectories: the conversations as trajectories, by data set and id of the question.
     """
 
@@ -87,7 +87,9 @@ class RecordedFormat(ToolCallsFormat):
         self.questions = [q for q in questions if (q.dataset, q.id) in self.trajectories]
         said = ", ".join(f"{count} {reason}" for reason, count in unused.items())
         if not self.questions:
-            raise DataError(f"none of {len(conversations)} conversations can be branched: {said or 'there is none'}")
+            raise DataError(
+                f"none of {len(conversations)} conversations can be branched: {said or 'the recording is empty'}"
+            )
         if said:
             log.warning(f"of {len(conversations)} conversations, {said}: not branched")
 

@@ -160,7 +160,7 @@ class StreamFormat(InstructedFormat):
         return opened != text.count(opening + SEALED) or closed != text.count(SEALED + closing)
 
     def _flaw(self, pieces: Sequence[tuple[str, str]], stray: bool, answer: str | None) -> str:
-        """Return the gravest fault of a text whose tags are all closed; "" if there is none."""
+        """Return the gravest fault of a text with all tags closed; "" if it is well-formed."""
         letters = {self.concludes: "R", self.thinks: "T", self.search: "S", self.found: "I", "answer": "A"}
         order = "".join(letters[tag] for tag, _ in pieces)
         if "A" not in order:

@@ -142,7 +142,7 @@ def test_one_model_scores_the_same_from_its_folder_and_from_a_server(tmp_path: P
         refused = product.run(*questions, *policies, "--out", tmp_path / "eval")
         assert refused.returncode == 2 and not server.requests
         (line,) = (line for line in refused.stderr.splitlines() if line.startswith("error: "))
-        assert "served is asked otherwise than folder: prompts" in line and "--card served=FOLDER" in line
+        assert "served is prompted differently from folder: prompts" in line and "--card served=FOLDER" in line
         card = shutil.copytree(demo_folder(), tmp_path / "card")
         done = product.run(*questions, *policies, "--card", f"served={card}", "--out", tmp_path / "eval")
         assert done.returncode == 0, done.stderr

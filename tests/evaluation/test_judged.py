@@ -135,7 +135,7 @@ def test_differences_of_rates_are_paired_and_of_formats_that_differ(questions, t
     assert figures["policies"]["direct"][SETTING]["usr"]["mean"] == 0.0
     assert (found["direct", "usr"]["mean"], found["direct", "usr"]["n"]) == (-2 / 8, 8)
     assert found["direct", "lasj"]["mean"] == 0.0
-    assert [told for told in figures["asked_differently"] if "format reasonrag (hiprag)" in told]
+    assert [told for told in figures["asked_differently"] if "format=reasonrag (stepper: hiprag)" in told]
 
 
 def test_a_verdict_that_fails_is_left_out_counted_and_tried_again(questions, tmp_path):

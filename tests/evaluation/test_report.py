@@ -177,7 +177,7 @@ def test_a_policy_that_is_asked_otherwise_is_told_apart(tmp_path):
     figures = evaluate({**configs, "searcher": other}, tmp_path / "out")
     (told,) = figures["asked_differently"]
     usual = configs["direct"].policy.max_tokens
-    assert told == f"searcher is asked otherwise than direct: max_tokens 12 ({usual})"
+    assert told == f"searcher is prompted differently from direct: max_tokens=12 (direct: {usual})"
     assert told in (tmp_path / "out" / "report.md").read_text().replace("\\", "")
 
 
