@@ -68,7 +68,8 @@ function scores(chosen) {
     if (new Set(chosen.map((attempt) => word(attempt, index))).size > 1) line.className = "differs";
     return line;
   });
-  table.tBodies[0].replaceChildren(...rows);
+  const known = (line) => [...line.cells].slice(1).some((value) => value.textContent !== "–");
+  table.tBodies[0].replaceChildren(...rows.filter(known));
 }
 
 function word(attempt, index) {
