@@ -148,13 +148,6 @@ def test_trees_of_a_trained_policy_are_built_with_its_own_settings(trained: Path
 # What cannot work
 
 
-def test_an_unknown_setting_names_the_nearest(trees: Path, tmp_path: Path) -> None:
-    line = refused(
-        *("dpo", "train", "--preset", "demo", "--data", trees, "--set", "learning_rat=1e-4", "--out", tmp_path / "out")
-    )
-    assert "learning_rate" in line
-
-
 def test_prompts_that_do_not_fit_are_reported_and_refused(trees: Path, tmp_path: Path) -> None:
     rows = product.pair_rows(trees, "train")
     long = [{**rows[0]["prompt"][-1], "content": "Question: " + "Marla Tovik " * 3000}]
@@ -172,11 +165,6 @@ def test_prompts_that_do_not_fit_are_reported_and_refused(trees: Path, tmp_path:
     )
     assert kept.returncode == 0, kept.stderr
     assert read(tmp_path / "out" / "training.json")["data"]["train"]["pairs"] == 9
-
-
-def test_policies_of_one_name_are_refused(tmp_path: Path) -> None:
-    line = refused("eval", "--preset", "demo", "--policy", "demo", "--policy", "demo", "--out", tmp_path / "out")
-    assert "two policies are called 'demo'" in line
 
 
 def test_a_folder_of_something_else_is_no_evaluation(trees: Path) -> None:
