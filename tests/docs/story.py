@@ -34,7 +34,7 @@ PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sor
 
 # Languages of fenced blocks; those of the second line are shown and not run.
 RUN = ("bash", "python")
-SHOWN = ("text", "json", "yaml")
+SHOWN = ("text", "json", "yaml", "nginx")
 
 # Commands of others.
 NOT_RUN = {
@@ -46,6 +46,7 @@ NOT_RUN = {
     "inspect log": "inspect_ai's own; tests/peers/check_inspect.py runs it",
     "python -m verl.trainer.main_ppo": "needs GPUs; tests/peers/check_verl.py gives verl's own classes what it reads",
     "python -m papers real": "eleven commands; tests/papers/test_run_real.py runs it",
+    "python -m contrib.verl": "hotpotqa is not here; tests/contrib/test_verl.py exports the demo",
     "python -m contrib.record": "does not end; tests/contrib/test_record.py records",
     "trl dpo": "TRL's own; tests/e2e/test_dataset.py gives it our pairs",
 }
@@ -54,8 +55,6 @@ READ_ONLY = {
     "accelerate launch": "needs several GPUs",
     "srun": "needs Slurm",
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
-    "python -m contrib.record": "does not end; tests/contrib/test_record.py records",
-    "python -m contrib.verl": "hotpotqa is not here; tests/contrib/test_verl.py exports the demo",
     "reasonrag env serve": "does not end; tests/agents/test_environment.py serves one",
     "reasonrag build-tree --recording": "needs a recorded agent; tests/formats/test_recorded.py has one",
     "reasonrag index build --corpus wiki18": "21 million passages from the Hub; retrieval.md runs it on a small corpus",
