@@ -37,10 +37,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now
 
-    def stand_still(self, seconds: float) -> None:
-        """Let time pass in which nothing runs, as in a process that is stopped (SIGSTOP)."""
-        self._jumping.now += seconds
-
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine, as `asyncio.run` does."""

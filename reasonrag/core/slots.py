@@ -16,7 +16,6 @@ START, LARGEST = 64, 1024
 """Initial and maximum concurrency when the server reports no limit."""
 
 _FIRST_PROBE_S, _LONGEST_PROBE_S = 0.1, 2.0
-_LOOK_S = 1.0  # between two looks whether this process was stopped while an engine is away
 _EARLY_S = 1e-3  # a timer may fire this much before its time: uvloop counts whole milliseconds
 
 _STEP, _SHRINK = 64, 0.75  # additive increase and multiplicative decrease of the limit, once a round
@@ -45,7 +44,7 @@ class Slots:
     Attributes:
         in_flight: requests that hold a slot.
         waiting: requests that wait for one.
-        away_since: the loop's time at which the engine went away, and later by each stop of this process; None before.
+        away_since: the loop's time at which the engine went away; None while it answers.
         losses: requests that the engine has lost since it answered one.
         probe_at: the loop's time at which an engine that is away is asked next.
         given_up: whether every request is sent at once, as the engine has been away for too long.
@@ -224,20 +223,11 @@ class Slots:
             return  # it may have lost this request alone
         if self.away_since is None:
             self.away_since, self._probes = now, 0
-            self._count_stops(now)
         elif not request.probes:
             return  # it was in flight when the engine went away
         self._probes += 1
         wait_s = backoff(self._probes, _FIRST_PROBE_S, _LONGEST_PROBE_S)
         self.probe_at = now + max(wait_s, failure.retry_after_s or 0.0)
-
-    def _count_stops(self, due: float) -> None:
-        """Count the time in which this process did not run (SIGSTOP, a frozen container) as none in which it waits."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        if self.away_since is not None:
-            self.away_since = min(self.away_since + now - due, now)
-            loop.call_at(now + _LOOK_S, self._count_stops, now + _LOOK_S)
 
     def _is_due(self, now: float) -> bool:
         return not self._probing and now + _EARLY_S >= self.probe_at

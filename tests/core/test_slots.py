@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import statistics
 from collections import Counter
 from contextlib import suppress
 from functools import partial
 
 import pytest
-from structlog.testing import capture_logs
 
 from benchmarks.slots import Engine, drive
 from benchmarks.virtual_time import run as run_virtually
@@ -220,25 +218,6 @@ def test_an_engine_that_was_away_in_one_event_loop_is_asked_in_the_next():
     assert slots.away_since is not None
     asyncio.run(main(failing=False))
     assert slots.away_since is None
-
-
-@pytest.mark.parametrize("probing", [False, True], ids=["between two probes", "in a probe"])
-def test_patience_does_not_count_the_time_in_which_the_process_was_stopped(probing):
-    async def main():
-        async def send(*_: object) -> None:
-            await asyncio.sleep(3.0 * probing)
-            raise Unavailable("gone", away=True)
-
-        loop = asyncio.get_running_loop()
-        loop.call_at(100.0, loop.stand_still, 10_000.0)
-        with pytest.raises(LLMError, match=r"m has not answered for [0-9]+ s; last: gone"):
-            await one_server().ask(send)
-        return loop.time()
-
-    with capture_logs() as said:
-        assert 10_590 < run_virtually(main()) < 10_620
-    (line,) = (line["event"] for line in said if "has not answered" in line["event"])
-    assert re.match(r"the server has not answered for [0-9]+ s \(gone\); waiting up to 600 s", line)
 
 
 def test_a_probe_without_a_reply_in_time_is_no_failure_of_a_server_that_is_there():

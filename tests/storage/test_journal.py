@@ -9,12 +9,14 @@ from dataclasses import fields, replace
 
 import pytest
 
+from reasonrag.core.config import Config
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
 from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM, request_key
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.storage.journal import Journal, Usage
+from reasonrag.storage.runs import RunFolder
 
 PROMPT = Prompt((Message("user", "hello"),), stop=("</x>",))
 
@@ -201,6 +203,19 @@ def test_a_journal_of_version_0_1_0_goes_on(tmp_path):
             assert journal.usage() == {
                 "policy": Usage(calls, 2 + 3 * calls, 0, calls, cached_tokens=2 * calls - 2, cached_of=3 * calls - 3)
             }
+
+
+def test_the_record_of_a_run_of_version_0_1_0_is_read_from_its_journal(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as old:
+        old.executescript(OF_0_1_0)
+    folder = RunFolder(tmp_path, Config(), {})
+    assert folder.facts() == {"identity": {"seed": 0}, "seconds": 2.5}
+    folder.add_seconds(1.5)
+    assert folder.facts() == {"identity": {"seed": 0}, "seconds": 4.0}
+    record = tmp_path / "identity.json"
+    record.write_text(record.read_text().replace("4.0", "5.0"))
+    with pytest.raises(RunError, match=r"identity\.json was changed since it was written"):
+        folder.facts()
 
 
 def test_requests_differ_by_model_kind_prompt_and_sampling():
