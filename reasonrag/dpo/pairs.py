@@ -72,7 +72,7 @@ def derive_pairs(
         reward: "spre", or "judge" or "prm" for the search's value Q.
         weighting: how trajectories are averaged.
         min_rollouts: fewest complete trajectories below each side; an answer's reward is known without any.
-        min_confidence: smallest probability that the order is right (`spre.confidence`), in [0, 1]; it is unknown for
+        min_confidence: smallest probability that the order is right (`spre.decisions`), in [0, 1]; it is unknown for
             the others.
         read_ids: whether the policy read ids, so that an open turn kept those that were sampled; a server that is sent
             text encodes the turn again.

@@ -21,7 +21,7 @@ from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason
 from reasonrag.llm.base import cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.weights import first_not_finite
+from reasonrag.llm.model_folder import first_not_finite
 
 if TYPE_CHECKING:
     from torch import Tensor

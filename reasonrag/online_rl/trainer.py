@@ -30,8 +30,7 @@ from trl.models import unwrap_model_for_generation
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import one_line
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.llm.weight_sync import VLLMServerSync
-from reasonrag.llm.weight_transfer import merged_parameters
+from reasonrag.llm.weight_sync import VLLMServerSync, merged_parameters
 from reasonrag.online_rl.collector import Batch, Collector, RolloutLoop
 from reasonrag.online_rl.monitoring import Monitor, batch_metrics, mean_metrics, write_rollouts
 from reasonrag.online_rl.ppo import Critic, mean, token_advantages, whitened

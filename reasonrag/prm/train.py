@@ -145,7 +145,7 @@ def label_steps(tree: Sequence[Row], *, alpha: float, read_ids: bool = True) -> 
 def certainty(decision: Decision) -> float:
     """Return how sure the reward of a decision is: the share of the variance before any trajectory that is gone.
 
-    Before, the reward was 0 or the highest that is possible (`spre.confidence`), with variance `ceiling**2 / 8`.
+    Before, the reward was 0 or the highest that is possible (`spre.decisions`), with variance `ceiling**2 / 8`.
 
     >>> from dataclasses import replace
     >>> right = Decision(("query", "a"), (1,), 0.81, ends=(0.81,), ceiling=0.81)

@@ -18,8 +18,7 @@ from reasonrag.core.text import one_line
 from reasonrag.core.types import as_finite
 from reasonrag.dpo.pairs import Question, repeated_questions
 from reasonrag.dpo.preferences import PairRules, check_shards, pairs_in, split_of
-from reasonrag.llm.model_folder import model_files
-from reasonrag.llm.weights import check_tensors
+from reasonrag.llm.model_folder import check_tensors, model_files
 from reasonrag.publish.card import mapping
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.spre.tree_rules import SHAPE, check_tree

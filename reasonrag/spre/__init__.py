@@ -1,7 +1,15 @@
 """Tree to rewards: Shortest Path Reward Estimation of nodes and decisions, and the evaluators that value new nodes."""
 
-from reasonrag.spre.confidence import confidence, standard_error
-from reasonrag.spre.decisions import Decision, PairReward, content_of, decisions_of, full_prompt, step_end
+from reasonrag.spre.decisions import (
+    Decision,
+    PairReward,
+    confidence,
+    content_of,
+    decisions_of,
+    full_prompt,
+    standard_error,
+    step_end,
+)
 from reasonrag.spre.estimate import JudgeEvaluator, PRMEvaluator, RolloutEvaluator, Weighting, node_rewards
 
 __all__ = [

@@ -23,8 +23,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.vllm_engine import VLLMEngine
-from reasonrag.llm.weight_sync import VLLMServerSync
-from reasonrag.llm.weight_transfer import merged_parameters
+from reasonrag.llm.weight_sync import VLLMServerSync, merged_parameters
 from tests.toys import QUESTION
 
 pytestmark = pytest.mark.gpu

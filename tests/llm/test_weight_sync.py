@@ -17,8 +17,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
-from reasonrag.llm.weight_sync import VLLMServerSync
-from reasonrag.llm.weight_transfer import NCCLTransport, send_chunks
+from reasonrag.llm.weight_sync import NCCLTransport, VLLMServerSync, send_chunks
 from tests import warmed
 from tests.serving import HttpServer
 

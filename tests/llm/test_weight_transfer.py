@@ -10,7 +10,7 @@ import pytest
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import demo_folder
-from reasonrag.llm.weight_transfer import merged_parameters
+from reasonrag.llm.weight_sync import merged_parameters
 
 
 @pytest.fixture(scope="module")
