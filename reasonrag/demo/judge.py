@@ -1,6 +1,6 @@
 """An exact judge of the demo world: `--value judge` without a judge model, and with errors on demand.
 
-It reads only the requests that `rewards.judge` and `rewards.verdicts` write, recognises them by the labels of their
+It reads only the requests that `rewards.judge` and `rewards.judge` write, recognises them by the labels of their
 lines in any prompt set, and replies in their contracts. It uses only what a request shows and the facts of the world.
 """
 
@@ -23,7 +23,7 @@ from reasonrag.demo.world import make_world
 from reasonrag.formats import FORMATS, PromptSet, ReasonRAGFormat, StreamFormat
 from reasonrag.formats.base import Reading
 from reasonrag.llm.base import Sampling
-from reasonrag.rewards.verdicts import ACCURACY_SCORES, PLANNER_SCORES, REASONING_SCORES, PathScores
+from reasonrag.rewards.judge import ACCURACY_SCORES, PLANNER_SCORES, REASONING_SCORES, PathScores
 
 _CLASSES = {relation.key: relation.target for relation in RELATIONS if isinstance(relation.target, tuple)}
 _MORE = {relation.more: relation.key for relation in RELATIONS if relation.more}

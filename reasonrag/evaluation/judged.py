@@ -17,8 +17,7 @@ from reasonrag.formats.base import PromptSet, Reading
 from reasonrag.llm.base import LLM
 from reasonrag.rewards.base import cause_of
 from reasonrag.rewards.hiprag import StepFlag, detect
-from reasonrag.rewards.judge import JudgeService, templates_fingerprint
-from reasonrag.rewards.verdicts import answer_matches
+from reasonrag.rewards.judge import JudgeService, answer_matches, templates_fingerprint
 
 JUDGED = ("lasj", "osr", "usr")
 

@@ -20,8 +20,7 @@ from reasonrag.core.text import cover_match, exact_match
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.online_rl.settings import PlanSettings
 from reasonrag.rewards.base import queries
-from reasonrag.rewards.judge import JudgeService
-from reasonrag.rewards.verdicts import ReferencePlan, propose_plan, vote_plan
+from reasonrag.rewards.judge import JudgeService, ReferencePlan, propose_plan, vote_plan
 from reasonrag.rollout import Engine, derive_seed, gather_all
 from reasonrag.storage.parquet import Row, read_parquet, write_parquet
 from reasonrag.storage.tables import plan_schema

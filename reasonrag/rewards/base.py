@@ -24,8 +24,7 @@ from reasonrag.llm.base import LLM, StepScorer
 from reasonrag.rollout import gather_all
 
 if TYPE_CHECKING:
-    from reasonrag.rewards.judge import JudgeService
-    from reasonrag.rewards.verdicts import ReferencePlan
+    from reasonrag.rewards.judge import JudgeService, ReferencePlan
 
 log = structlog.get_logger()
 

@@ -15,9 +15,8 @@ from reasonrag.core.types import Message, Prompt
 from reasonrag.formats.base import Block, Format, Reading
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rewards.base import BatchReward, Components, Read, RewardParts, Score
-from reasonrag.rewards.judge import JudgeService
+from reasonrag.rewards.judge import JudgeService, same_meaning, step_holds
 from reasonrag.rewards.settings import RewardSettings
-from reasonrag.rewards.verdicts import same_meaning, step_holds
 from reasonrag.rollout import gather_all
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from reasonrag.formats.base import Format
 from reasonrag.rewards.base import BatchReward, Read, RewardParts, trajectory_text
+from reasonrag.rewards.judge import ReferencePlan, path_scores
 from reasonrag.rewards.settings import RewardSettings
-from reasonrag.rewards.verdicts import ReferencePlan, path_scores
 
 # The best planner score is also the largest R_path.
 MOST = 1.2

@@ -11,8 +11,8 @@ from typing import Any
 from reasonrag.core.text import one_line
 from reasonrag.formats.base import Format
 from reasonrag.rewards.base import BatchReward, Read, RewardParts, Score, queries
+from reasonrag.rewards.judge import answer_matches
 from reasonrag.rewards.settings import RewardSettings
-from reasonrag.rewards.verdicts import answer_matches
 from reasonrag.rollout import gather_all
 
 Vectors = Mapping[str, Sequence[float]]

@@ -16,8 +16,8 @@ from reasonrag.demo.judge import DemoJudge, knowledge_of, stream_format
 from reasonrag.demo.world import demo_questions, make_world
 from reasonrag.formats import PromptSet
 from reasonrag.rewards.base import trajectory_text
-from reasonrag.rewards.judge import JudgeService
-from reasonrag.rewards.verdicts import (
+from reasonrag.rewards.judge import (
+    JudgeService,
     PathScores,
     ReferencePlan,
     answer_matches,

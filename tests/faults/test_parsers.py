@@ -25,8 +25,7 @@ from reasonrag.core.text import cover_match, exact_match, normalize_answer, toke
 from reasonrag.formats import FORMATS
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.formats.tool_calls import PARSERS, ToolCallsFormat
-from reasonrag.rewards.judge import parse_score
-from reasonrag.rewards.verdicts import last_json_object, read_boolean, read_path, read_plan, read_yes_no
+from reasonrag.rewards.judge import last_json_object, parse_score, read_boolean, read_path, read_plan, read_yes_no
 from reasonrag.storage.records import CALLS, read_calls
 from tests.faults import fuzzing
 from tests.faults.injection import form_of

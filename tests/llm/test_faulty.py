@@ -8,7 +8,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.rewards.verdicts import read_boolean, read_path, read_plan, read_yes_no
+from reasonrag.rewards.judge import read_boolean, read_path, read_plan, read_yes_no
 from tests.llm.faulty import JUNK, FaultyLLM
 
 CALLS = [(Prompt((Message("user", str(number)),)), Sampling(seed=seed)) for number in range(200) for seed in range(2)]

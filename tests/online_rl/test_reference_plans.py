@@ -22,8 +22,7 @@ from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.reference_plans import load_plans, make_plans, save_plans
 from reasonrag.online_rl.settings import PlanSettings
-from reasonrag.rewards.judge import JudgeService
-from reasonrag.rewards.verdicts import ReferencePlan
+from reasonrag.rewards.judge import JudgeService, ReferencePlan
 from reasonrag.rollout import Engine
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import read_parquet, write_parquet

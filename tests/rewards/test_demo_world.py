@@ -13,8 +13,7 @@ from reasonrag.demo.world import Part, demo_questions, make_world
 from reasonrag.formats import PromptSet
 from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.rewards import RewardParts, RewardSettings, open_reward
-from reasonrag.rewards.judge import JudgeService
-from reasonrag.rewards.verdicts import propose_plan
+from reasonrag.rewards.judge import JudgeService, propose_plan
 from tests.rewards.toys import knowing, score, values
 from tools.demo_policy.demonstrations import FAULTLESS, NO_WHIMS, STREAM_HABITS, Improviser, Whims
 from tools.demo_policy.writing import demonstrate

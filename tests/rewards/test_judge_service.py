@@ -11,8 +11,7 @@ from reasonrag.core.types import Completion
 from reasonrag.formats import PromptSet
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.rewards.judge import JudgeService, templates_fingerprint
-from reasonrag.rewards.verdicts import BOOLEAN, same_meaning
+from reasonrag.rewards.judge import BOOLEAN, JudgeService, same_meaning, templates_fingerprint
 from reasonrag.storage.journal import Journal
 
 PROMPTS = PromptSet.find()

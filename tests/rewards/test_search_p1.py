@@ -8,6 +8,7 @@ import pytest
 from reasonrag.core.errors import LLMError
 from reasonrag.core.settings import validate
 from reasonrag.rewards import RewardSettings, open_reward
+from reasonrag.rewards.judge import ACCURACY_SCORES, PLANNER_SCORES, REASONING_SCORES, ReferencePlan
 from reasonrag.rewards.search_p1 import (
     outcome_score,
     path_reward,
@@ -16,7 +17,6 @@ from reasonrag.rewards.search_p1 import (
     search_p1_reward,
     self_consistency,
 )
-from reasonrag.rewards.verdicts import ACCURACY_SCORES, PLANNER_SCORES, REASONING_SCORES, ReferencePlan
 from tests.rewards.toys import asked, fields, judge, parts, score, search_p1, trajectory, values
 
 PLANS = {("toy", "q1"): ReferencePlan("find the director", ("director of Jaws", "check it"))}

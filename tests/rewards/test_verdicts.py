@@ -11,8 +11,8 @@ import pytest
 from reasonrag.core.errors import JudgeError
 from reasonrag.formats import PromptSet
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.rewards.judge import JudgeService
-from reasonrag.rewards.verdicts import (
+from reasonrag.rewards.judge import (
+    JudgeService,
     PathScores,
     ReferencePlan,
     answer_matches,
