@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.models import ModelAddress
+from reasonrag.core.models import PAPER_POLICY, ModelAddress
 from reasonrag.core.settings import Tree, read_yaml
 from reasonrag.core.text import duration
-from reasonrag.pipeline.models import PAPER_POLICY
 from reasonrag.storage.files import RUNS, read_json
 from reasonrag.storage.runs import read_run
 from reasonrag.training.folder import SUMMARY

@@ -12,6 +12,7 @@ from pathlib import Path
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
 
+PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
 DEMO_FORMATS = ("search_r1", "hiprag", "search_p1", "when_to_search")
 """Formats of the demo policy `demo:FORMAT`; `demo` alone speaks `reasonrag`."""
 

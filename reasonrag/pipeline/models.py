@@ -15,7 +15,7 @@ from reasonrag.core import event_loop
 from reasonrag.core.config import Config, ModelConfig
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.http import Retries, Unavailable
-from reasonrag.core.models import ModelAddress, choices
+from reasonrag.core.models import PAPER_POLICY, ModelAddress, choices
 from reasonrag.core.settings import COMMIT, Tree, carried_settings, merge, validate
 from reasonrag.core.types import Question
 from reasonrag.formats import open_format
@@ -34,7 +34,6 @@ log = structlog.get_logger()
 
 Role = Literal["policy", "judge"]
 
-PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
 _LEARNT = ("model", "vllm", "card")  # settings that a server supplies
 
 
