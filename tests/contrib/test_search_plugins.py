@@ -25,7 +25,7 @@ from reasonrag import Config, ConfigError, Passage, RetrievalError, load_config
 from reasonrag.pipeline.parts import open_retriever
 from reasonrag.retrieval.base import Retriever
 from tests.e2e.world import pages
-from tests.faults.stubs import Answer, StubRetriever, in_turn
+from tests.fakes.stubs import Answer, StubRetriever, in_turn
 
 ROOT = Path(__file__).parents[2]
 SEA = [Passage(row["id"], row["contents"]) for row in pages()]

@@ -13,7 +13,7 @@ import pytest
 from tests.docs.story import ROOT, Block, Once, commands, small
 from tests.e2e import product
 from tests.e2e.world import pages, questions, write_jsonl
-from tests.llm.fake_openai import FakeOpenAI
+from tests.fakes.model_server import FakeOpenAI
 from tests.llm.tiny import save_base_model
 from tests.publish.toys import proguide_row
 from tests.retrieval.serving import sea_index, serving

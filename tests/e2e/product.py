@@ -19,8 +19,8 @@ from reasonrag.llm.base import Sampling
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests import warmed
-from tests.faults.stubs import Fault, Script
-from tests.llm.fake_openai import FakeOpenAI
+from tests.fakes.model_server import FakeOpenAI
+from tests.fakes.stubs import Fault, Script
 
 REASONRAG = str(Path(sys.executable).with_name("reasonrag"))
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World, pages, questions, write_jsonl
-from tests.faults.stubs import Answer, Stub, always
+from tests.fakes.stubs import Answer, Stub, always
 
 EXTRACTIVE = ("--policy", "extractive")
 SECRET = "sesame-4711"

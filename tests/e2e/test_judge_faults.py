@@ -11,8 +11,8 @@ import pytest
 
 from tests.e2e import product
 from tests.e2e.world import World
+from tests.fakes.model_server import FakeOpenAI
 from tests.faults.matrix import Figure
-from tests.llm.fake_openai import FakeOpenAI
 
 REMINDER = "Reply with this line only"
 UNREADABLE = "I would rather not say; there are 3 flaws in 2 steps."

@@ -29,9 +29,9 @@ from tests import warmed
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World, pages, write_jsonl
+from tests.fakes.model_server import FakeOpenAI
 from tests.faults.matrix import Figure, Rounds
 from tests.faults.servers import ask, post
-from tests.llm.fake_openai import FakeOpenAI
 from tests.llm.tiny import save_tiny_model
 from tests.papers.test_run_real import TINY, write_data
 

@@ -21,7 +21,7 @@ from reasonrag.pipeline.models import as_served
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
-from tests.llm.fake_openai import FakeOpenAI
+from tests.fakes.model_server import FakeOpenAI
 
 ASKED = ("format.prompts", "retrieval.top_k", "policy.max_tokens", "policy.vllm", "policy.model")
 

@@ -23,8 +23,8 @@ from reasonrag.llm.server import ServerLLM
 from reasonrag.retrieval.remote import RemoteRetriever
 from tests.e2e import product
 from tests.e2e.world import write_jsonl
-from tests.faults.matrix import Figure, Rounds
-from tests.faults.stubs import (
+from tests.fakes.model_server import FakeOpenAI
+from tests.fakes.stubs import (
     CUT_SHORT,
     HTML,
     Answer,
@@ -38,7 +38,7 @@ from tests.faults.stubs import (
     in_turn,
     shares,
 )
-from tests.llm.fake_openai import FakeOpenAI
+from tests.faults.matrix import Figure, Rounds
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),), stop=("</answer>",))
 MIB = 1 << 20

@@ -22,8 +22,8 @@ from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.rewards.base import trajectory_text
 from reasonrag.rollout import Engine
+from tests.fakes.stubs import StubRetriever, hit
 from tests.faults.matrix import Figure, Rounds
-from tests.faults.stubs import StubRetriever, hit
 from tests.growth import LIMIT, TIMES, Growth, growth
 from tests.toys import QUESTION, ToyRetriever
 

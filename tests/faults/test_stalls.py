@@ -21,9 +21,9 @@ from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.scripted import ScriptedLLM
 from tests import warmed
 from tests.e2e import product
+from tests.fakes.model_server import FakeOpenAI
+from tests.fakes.stubs import Body, Fault, StubRetriever, Stuck, always
 from tests.faults.matrix import ROOT, Figure, Rounds
-from tests.faults.stubs import Body, Fault, StubRetriever, Stuck, always
-from tests.llm.fake_openai import FakeOpenAI
 
 HERE = "python:tests.faults.test_stalls"
 STALL_S = 8.0  # what a machine may take until all is in flight

@@ -19,9 +19,9 @@ from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.storage.questions import load_questions
 from reasonrag.storage.records import CALLS, read_calls
 from tests.e2e import product
+from tests.fakes.model_server import FakeOpenAI
 from tests.faults.matrix import Figure
 from tests.growth import LIMIT, TIMES, growth
-from tests.llm.fake_openai import FakeOpenAI
 
 STRINGS = (
     *(

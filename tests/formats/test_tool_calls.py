@@ -33,8 +33,8 @@ from reasonrag.online_rl.rows import transcripts
 from reasonrag.pipeline.tables import label
 from reasonrag.rewards.base import trajectory_text
 from reasonrag.rollout import Engine
+from tests.fakes.model_server import FakeOpenAI
 from tests.formats import page
-from tests.llm.fake_openai import FakeOpenAI
 from tests.llm.tiny import save_base_model
 from tests.toys import QUESTION, ToyRetriever
 

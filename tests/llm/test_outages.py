@@ -18,8 +18,8 @@ from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.storage.journal import Journal
-from tests.faults.stubs import Answer, Fault, Held, always, in_turn
-from tests.llm.fake_openai import FakeOpenAI
+from tests.fakes.model_server import FakeOpenAI
+from tests.fakes.stubs import Answer, Fault, Held, always, in_turn
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
 

@@ -12,8 +12,8 @@ from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
 from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.server import ServerLLM
-from tests.faults.stubs import Answer, Disconnect, Slow
-from tests.llm.fake_openai import FakeOpenAI
+from tests.fakes.model_server import FakeOpenAI
+from tests.fakes.stubs import Answer, Disconnect, Slow
 
 PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who directed Jaws?")), stop=("</query>", "</answer>"))
 KEY = "sk-very-secret-0123456789"

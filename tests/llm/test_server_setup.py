@@ -12,8 +12,8 @@ from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
 from reasonrag.pipeline.models import open_llm
-from tests.faults.stubs import Answer
-from tests.llm.fake_openai import FakeOpenAI
+from tests.fakes.model_server import FakeOpenAI
+from tests.fakes.stubs import Answer
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
 KEY = "sk-very-secret-0123456789"

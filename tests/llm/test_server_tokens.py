@@ -20,7 +20,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.openai_wire import Encode
 from reasonrag.llm.server import ServerLLM
 from reasonrag.rollout import Engine
-from tests.llm.fake_openai import FakeOpenAI
+from tests.fakes.model_server import FakeOpenAI
 from tests.toys import QUESTION, SPIELBERG, ToyRetriever
 
 # The ids are no encoding of the texts: one that is decoded and encoded on the way cannot come back by chance.

@@ -28,7 +28,7 @@ from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import read_parquet, write_parquet
 from reasonrag.storage.tables import plan_schema, tree_schema
 from tests.e2e.product import wait_until
-from tests.llm.fake_openai import FakeOpenAI
+from tests.fakes.model_server import FakeOpenAI
 from tests.rewards.toys import RIGHT, asked, judge
 from tests.toys import ToyRetriever
 

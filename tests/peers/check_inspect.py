@@ -25,7 +25,7 @@ from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.records import read_calls
 from reasonrag.storage.tables import tree_schema
-from tests.llm.fake_openai import FakeOpenAI
+from tests.fakes.model_server import FakeOpenAI
 from tests.peers.check_openai import KEY, QUESTIONS, as_tools, model
 
 RETRIEVER = BM25Retriever.open(demo_corpus(0), cache=Path("cache"))

@@ -25,7 +25,7 @@ from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.records import read_calls
 from reasonrag.storage.tables import pair_schema, tree_schema
-from tests.llm.fake_openai import FakeOpenAI
+from tests.fakes.model_server import FakeOpenAI
 from tests.ports import keep_port, refuses
 
 ROOT = Path(__file__).parents[2]

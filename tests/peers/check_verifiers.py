@@ -27,7 +27,7 @@ from reasonrag.llm.base import Sampling  # noqa: E402
 from reasonrag.pipeline.models import open_llm  # noqa: E402
 from reasonrag.storage.parquet import read_shards  # noqa: E402
 from reasonrag.storage.tables import trajectory_schema  # noqa: E402
-from tests.llm.fake_openai import FakeOpenAI  # noqa: E402
+from tests.fakes.model_server import FakeOpenAI  # noqa: E402
 
 QUESTIONS = 20
 SETTINGS = {"data": "demo", "split": "test", "limit": QUESTIONS, "model": "demo", "reward.name": "outcome"}

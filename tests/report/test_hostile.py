@@ -22,7 +22,7 @@ from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import tree_schema
 from tests.e2e import product
 from tests.e2e.world import write_jsonl
-from tests.llm.fake_openai import FakeOpenAI
+from tests.fakes.model_server import FakeOpenAI
 from tests.report.hostile import rows, write_run
 
 COLOUR = "\x1b[38;5;201m"  # which no style of ours uses

@@ -20,7 +20,7 @@ from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.questions import passage_id
-from tests.faults.stubs import HTML, Answer, Disconnect, Fault, Slow, StubRetriever, always, hit, in_turn
+from tests.fakes.stubs import HTML, Answer, Disconnect, Fault, Slow, StubRetriever, always, hit, in_turn
 
 
 def reply(body: object) -> Answer:

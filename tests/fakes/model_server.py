@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.faults.stubs import Fault, Script, Stub
+from tests.fakes.stubs import Fault, Script, Stub
 
 Reply = Callable[[dict[str, Any]], str]
 
