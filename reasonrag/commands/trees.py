@@ -74,8 +74,6 @@ def build_tree(
           --policy-model Qwen/Qwen2.5-7B-Instruct --out runs/hotpot
     The resolved configuration and an estimate of the cost:
       reasonrag build-tree --dataset hotpotqa --limit 1000 --policy ... --input-price 0.1 --output-price 0.4 --dry-run
-    One of 32 parts, as a job of an array on a cluster:
-      reasonrag build-tree --config hotpotqa.yaml --out runs/hotpotqa --shard $SLURM_ARRAY_TASK_ID/32
 
     If the run is killed or stopped, the same command resumes it.
     """
