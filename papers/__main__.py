@@ -60,11 +60,12 @@ def main(
     if unknown := set(only) - {*comparison.names, *comparison.by_table}:
         raise click.BadParameter(f"{paper} has no {', '.join(unknown)}; known: {', '.join(comparison.names)}")
     if not comparison.in_demo_world:
+        comparison = replace(comparison, chat_template=chat_template)
+    plan = Plan(out, stages(comparison, out, size))
+    if not comparison.in_demo_world:
         if model is None or data is None:
             raise click.UsageError("real needs --model and --data")
-        comparison = replace(comparison, chat_template=chat_template)
         prepare(model, data, out)
-    plan = Plan(out, stages(comparison, out, size))
     names = [name for choice in only or comparison.usual for name in comparison.by_table.get(choice, (choice,))]
     code = plan.run(lambda line: print(line, file=sys.stderr), only=outputs(comparison, out, size, names))
     if code < 128:
