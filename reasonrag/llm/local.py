@@ -29,8 +29,7 @@ from reasonrag.llm.base import Sampling, caller
 from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
 from reasonrag.llm.machine import choose_threads, is_small, require_memory
 from reasonrag.llm.model_folder import model_commit, model_identity, public_name
-from reasonrag.llm.prefix_cache import PrefixCache, reusable
-from reasonrag.llm.row_sampling import Row, RowBatch, end, end_token_ids, inner_model, room_for
+from reasonrag.llm.row_sampling import PrefixCache, Row, RowBatch, end, end_token_ids, inner_model, reusable, room_for
 
 log = structlog.get_logger()
 

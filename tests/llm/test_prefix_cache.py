@@ -11,8 +11,7 @@ from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.llm.prefix_cache import PrefixCache, reusable
-from reasonrag.llm.row_sampling import Row, RowBatch
+from reasonrag.llm.row_sampling import PrefixCache, Row, RowBatch, reusable
 
 VOCABULARY = 400
 
