@@ -64,7 +64,7 @@ def real_training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterat
         arguments = ["dpo" if is_dpo else "sft", "train", "--data", str(data), "--model", *start]
         arguments += ["--learning-rate", _RATES[name], "--batch-size", "1", "--accumulation", str(_BATCH)]
         arguments += [*(("--beta", "0.1") if is_dpo else ()), "--set", f"max_steps={steps}", "--save-steps", "10"]
-        arguments += ["--set", "logging_steps=2", "--merge", "--seed", str(seed)]
+        arguments += ["--set", "trainer.logging_steps=2", "--merge", "--seed", str(seed)]
         return Stage.writing(folder / name, *arguments, needs=(data,) if is_first else (data, model))
 
     reader = ("--policy", "extractive", "--prompts", "brief", "--iterations", str(2 * iterations))
