@@ -1,7 +1,7 @@
 """The shared part of our servers: who may ask, how large a request may be, and how the process ends.
 
 A server is an ASGI application without a framework, because a framework's layers took as long as the search of a query.
-It is made for one machine: to serve others, put a reverse proxy in front of it (docs/cluster.md).
+It is made for one machine: to serve others, put a reverse proxy in front of it (docs/engines.md).
 """
 
 from __future__ import annotations

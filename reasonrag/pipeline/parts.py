@@ -155,7 +155,7 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
         raise ConfigError(
             f"retriever {settings.kind!r} is unknown; known: bm25, dense, hybrid, remote, "
             "python:PACKAGE.MODULE:NAME. Plug-ins for databases, web search and MCP are in contrib/ "
-            "(docs/your-search.md)"
+            "(docs/corpus.md)"
         )
     if settings.index is not None:
         return open_index(settings)

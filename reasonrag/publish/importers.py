@@ -1,7 +1,7 @@
 """Published preferences to a folder of pairs: what `dpo train --data` reads, kept as Parquet.
 
 Rows are read as `dpo train` reads them (`dpo.preferences.read_row`) and written with our columns; columns that the
-source lacks stay null. docs/exchange.md names the layouts.
+source lacks stay null. docs/publish.md names the layouts.
 """
 
 from __future__ import annotations

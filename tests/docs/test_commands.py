@@ -19,20 +19,19 @@ from tests.warmed import run
 # What a page takes for granted: files of the reader, and what other pages have made.
 GIVEN = {
     "README.md": ("questions.jsonl", "corpus.jsonl.gz"),
-    "docs/base-model.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "base"),
-    "docs/cluster.md": ("questions.jsonl", "indexes/mine"),
-    "docs/corpus.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "texts"),
+    "docs/training.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "base", "runs/hotpotqa"),
+    "docs/corpus.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "texts", "passages.db"),
     "docs/evaluation.md": ("policies/dpo", "policies/hiprag"),
-    "docs/exchange.md": ("runs/hotpotqa", "RAG_ProGuide.json", "preferences.jsonl"),
+    "docs/publish.md": (
+        *("runs/demo/trees", "runs/hotpotqa", "policies/dpo", "reports/hotpotqa"),
+        *("RAG_ProGuide.json", "preferences.jsonl"),
+    ),
     "docs/formats.md": ("base",),
     "docs/look.md": ("runs/demo/trees", "runs/hotpotqa", "policies/dpo", "reports/hotpotqa"),
     "docs/online.md": ("policies/dpo",),
-    "docs/publish.md": ("runs/demo/trees", "policies/dpo", "reports/hotpotqa"),
     "docs/retrieval.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz"),
     "docs/schema.md": ("runs/demo/trees",),
-    "docs/training.md": ("runs/hotpotqa",),
-    "docs/engines.md": ("policies/dpo",),
-    "docs/your-search.md": ("questions.jsonl", "passages.db"),
+    "docs/engines.md": ("policies/dpo", "questions.jsonl", "indexes/mine"),
 }
 
 
