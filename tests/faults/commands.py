@@ -33,7 +33,6 @@ _LATENCY_S = 0.01
 _SIZE = ("--limit", "6", "--seed", "7", "--concurrency", str(IN_FLIGHT))
 _TRAINING = ("--batch-size", "4", "--save-steps", "1", "--set", "max_steps=3", "--set", "device=cpu")
 _ROLLOUTS = {"questions_per_step": 2, "group_size": 2, "max_tokens": 16}
-_VALUES = "results/reasonrag.values.csv.gz"
 # How long it took, what is there to resume from, and the charts of both.
 _TIMES = re.compile(r"seconds|runtime|per_second|step_time")
 _NO_RESULT = re.compile(r"identity\.json|journal\.sqlite|checkpoints/|curves\.|/\.|^\.")
@@ -163,10 +162,7 @@ def used_s(child: Any) -> float | None:
 def in_a_group(*arguments: str) -> None:
     """Do what `reasonrag` does, as the head of a process group."""
     os.setpgrp()
-    if arguments[0] == "papers":
-        warmed.papers(*arguments[1:])
-    else:
-        warmed.reasonrag(*arguments)
+    warmed.reasonrag(*arguments)
 
 
 class Commands:
@@ -190,6 +186,17 @@ class Commands:
     @cached_property
     def model(self) -> Path:
         return save_tiny_model(self.folder / "model")
+
+    @cached_property
+    def encoder(self) -> Path:
+        """The same model with a pooling, as sentence-transformers saves it."""
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+        model = Transformer(str(self.model))
+        pooling = Pooling(model.get_embedding_dimension())
+        SentenceTransformer(modules=[model, pooling], device="cpu").save(str(self.folder / "encoder"))
+        return self.folder / "encoder"
 
     @cached_property
     def run(self) -> Path:
@@ -218,11 +225,6 @@ class Commands:
         return self._command(lambda out: ("dpo", "train", *flags, *_TRAINING, "--out", out), digests)
 
     @cached_property
-    def sft_train(self) -> Command:
-        flags = ("--preset", "demo", "--data", self.run, *_TRAINING)
-        return self._command(lambda out: ("sft", "train", *flags, "--out", out), digests)
-
-    @cached_property
     def prm_train(self) -> Command:
         flags = ("--preset", "demo", "--data", self.run, "--test-share", "0.4", *_TRAINING)
         return self._command(lambda out: ("prm", "train", *flags, "--out", out), digests)
@@ -237,7 +239,7 @@ class Commands:
 
     @cached_property
     def index_build(self) -> Command:
-        kinds = ("--kind", "bm25", "--kind", "dense", "--encoder", self.model, "--set", "encoder.pooling=mean")
+        kinds = ("--kind", "bm25", "--kind", "dense", "--encoder", self.encoder)
         return self._command(
             lambda out: ("index", "build", "--corpus", self.world.corpus, *kinds, "--out", out), digests
         )
@@ -291,12 +293,6 @@ class Commands:
     @cached_property
     def env_serve(self) -> Command:
         return self._command(lambda out: ("env", "serve", "--preset", "demo-outcome", "--port", "0"), digests)
-
-    @cached_property
-    def papers(self) -> Command:
-        scale = ("--seeds", "1", "--limit", "8", "--iterations", "4", "--test-limit", "2", "--max-steps", "1")
-        flags = ("papers", "reasonrag", *scale, "--only", "dpo-rollout")
-        return self._command(lambda out: (*flags, "--out", out), lambda out: {_VALUES: (out / _VALUES).read_bytes()})
 
     def _command(self, arguments: Callable[[Path], Sequence[str | Path]], *more: Any, **server: Any) -> Command:
         name = "-".join(str(word) for word in arguments(Path("out"))[:2])

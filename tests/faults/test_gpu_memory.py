@@ -23,7 +23,6 @@ from tests.e2e import product
 from tests.faults.matrix import Figure
 from tests.llm.tiny import save_tiny_model
 from tests.training.toys import write_pairs
-from tools.same_rows import compare
 
 pytestmark = pytest.mark.gpu
 
@@ -112,32 +111,6 @@ def test_an_engine_goes_on_with_what_is_left(roomy_model: Path, figure: Figure) 
 
 def steps(out: Path) -> int:
     return len(list((out / "checkpoints").glob("checkpoint-*/complete.json")))
-
-
-@pytest.mark.fault(
-    "20b",
-    "build-tree with a model in this process on a GPU without memory",
-    "one line; with memory again, the rows of a run that always had it",
-)
-def test_a_run_goes_on_when_there_is_memory_again(roomy_model: Path, tmp_path: Path, figure: Figure) -> None:
-    command = ("build-tree", "--preset", "demo", "--limit", "12", "--iterations", "4", "--seed", "3")
-    command += ("--policy", f"hf:{roomy_model}", "--max-tokens", "24", "--max-unreadable", "1")
-    command += ("--set", "policy.batch_size=48", "--set", "policy.dtype=float64")  # no rounding to choose another token
-    assert product.run(*command, "--out", tmp_path / "whole", fresh=True).returncode == 0
-    for left in (GB, GB // 5):
-        out = tmp_path / str(left)
-        with free_bytes(left):
-            done = product.run(*command, "--out", out, fresh=True)
-        lines = [line for line in done.stderr.splitlines() if "memory" in line]
-        again = done if not done.returncode else product.run(*command, "--out", out, fresh=True)
-        differences = compare(tmp_path / "whole", out, ("logprobs",))[1]
-        figure(
-            f"build-tree, {left / GB:g} GB left: exit code {done.returncode}, {len(lines)} lines about memory; then "
-            f"{again.returncode}, {len(differences)} tables differ"
-        )
-        print(done.stderr, done.stdout, lines, differences)
-        assert "Traceback" not in done.stderr
-        assert again.returncode == 0 and not differences
 
 
 @pytest.mark.fault(

@@ -17,14 +17,14 @@ from tests.faults.matrix import Figure, Rounds
 pytestmark = pytest.mark.slow
 
 KILLS = {  # at full size
-    "build-tree": 80,
-    "index build": 20,
-    "dpo train": 30,
-    "rl train": 30,
-    "eval": 10,
-    "publish": 10,
+    "build-tree": 40,
+    "index build": 10,
+    "dpo train": 15,
+    "rl train": 15,
+    "eval": 5,
+    "publish": 5,
 }
-# In the suite, `test_two_processes.py` kills these in the middle, and `tests/online_rl/test_train.py` a training.
+# In the suite, `test_run_folders.py` kills these in the middle, and `tests/online_rl/test_train.py` a training.
 FULL = ("index build", "publish", "rl train")
 
 

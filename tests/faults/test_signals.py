@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.training.folder import last_checkpoint
 from tests import warmed
 from tests.e2e import product
 from tests.faults.commands import Commands, has_begun, used_s, wait
@@ -33,9 +32,8 @@ LONG: dict[str, tuple[tuple[signal.Signals, ...], ...]] = {
     "index build": (CTRL_C,),
     "publish": (TERM,),
 }
-# Of these, the suite has others like them: one harness trains, `tests/online_rl/test_train.py` stops it in a rollout,
-# and `tests/papers/test_plan.py` a plan.
-FULL = ("sft train", "prm train", "rl train", "papers")
+# The suite has others like these: one harness trains, and `tests/online_rl/test_train.py` stops it in a rollout.
+FULL = ("prm train", "rl train")
 SERVERS = ("index serve", "env serve")
 
 
@@ -71,7 +69,7 @@ def test_a_signal_ends_a_server(name: str, commands: Commands, rounds: Rounds, f
 def test_a_signal_ends_it_and_the_same_command_goes_on(
     name: str, commands: Commands, rounds: Rounds, figure: Figure
 ) -> None:
-    command, draw, tries = commands[name], random.Random(name), rounds(1, 1 if name == "papers" else 3)
+    command, draw, tries = commands[name], random.Random(name), rounds(1, 3)
     ended, wrong = Counter[str](), []
     for sent in (TERM, CTRL_C, TWICE) if rounds(0, 1) else LONG[name]:
         done = late = 0
@@ -94,24 +92,6 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(
                 assert command.server.paid_twice == 0, "calls in flight are waited for"
     figure(f"{name}: {', '.join(f'{count} ended {how}' for how, count in sorted(ended.items()))}; all went on")
     assert not wrong
-
-
-@pytest.mark.parametrize(("name", "more"), [("rl train", ("--set", "validation.steps=0")), ("prm train", ())])
-def test_sigterm_ends_a_training_behind_a_step(name: str, more: tuple[str, ...], commands: Commands) -> None:
-    """It is kept, and the rows above, at full size, go on from there."""
-    command = commands[name]
-    out = command.folder / "endless"
-    arguments = (*map(str, command.arguments(out)), *more, "--set", "max_steps=1000000")  # it does not end before
-    child = warmed.Child(warmed.reasonrag, arguments, product.environment(**command.environment))
-    try:
-        product.wait_until(lambda: (out / "checkpoints/checkpoint-1").exists() or child.poll() is not None)
-        child.send_signal(signal.SIGTERM)
-        code = child.wait(120)
-    finally:
-        child.kill()
-    said = child.said()
-    assert code == 143 and "Resume with:\n  reasonrag " in said and "Traceback" not in said, said
-    assert last_checkpoint(out)
 
 
 def test_no_library_is_imported_before_signals_are_answered() -> None:
