@@ -13,7 +13,7 @@ from reasonrag.core.errors import ConfigError, DataError, Interrupted, RunError
 from reasonrag.publish.verify import verify
 from reasonrag.training.folder import last_checkpoint
 from tests import warmed
-from tests.faults.flips import each_flip, tally
+from tests.faults.test_flips import each_flip, tally
 from tests.llm.tiny import save_tiny_model
 from tests.training.toys import dpo_settings, train, write_pairs
 

@@ -117,30 +117,12 @@ def test_a_folder_with_other_files_is_refused(world: World, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def damage(journal: Path, how: str) -> None:
-    """Harm a journal as disks and people do."""
-    raw = journal.read_bytes()
-    match how:
-        case "truncated":
-            journal.write_bytes(raw[: len(raw) // 2])
-        case "other bytes":
-            journal.write_bytes(b"no database, but long enough to be one" * 200)
-        case "flipped bits":
-            flip(journal, range(len(raw) // 2, len(raw), 257))
-
-
 def flip(journal: Path, places: Iterable[int]) -> None:
     """Flip one bit of the byte at each place."""
     raw = bytearray(journal.read_bytes())
     for at in places:
         raw[at] ^= 0x10
     journal.write_bytes(bytes(raw))
-
-
-@pytest.mark.parametrize("how", ["truncated", "other bytes", "flipped bits"])
-def test_a_damaged_journal_is_refused(how: str, world: World, own_run: Path) -> None:
-    damage(own_run / "journal.sqlite", how)
-    assert "journal.sqlite is damaged" in refusal(*world.flags, *SETTINGS, "--out", own_run)
 
 
 def test_a_flipped_bit_in_a_kept_tree_is_noticed_and_the_tree_built_again(

@@ -1,8 +1,7 @@
-"""Run folders that are harmed while a build is at work in them, or after it: nothing is lost or believed in silence."""
+"""Run folders that two processes want, or that are harmed: nothing is lost or believed in silence."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -16,8 +15,9 @@ import pytest
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.publish.verify import verify
-from reasonrag.storage.journal import Journal
 from reasonrag.storage.runs import RunFolder, read_run
+from tests import warmed
+from tests.faults.commands import Command, Commands
 from tests.faults.matrix import Figure
 from tests.llm.tiny import save_tiny_model
 from tests.mcts.test_search import random_policy
@@ -127,7 +127,6 @@ def test_a_training_run_whose_settings_or_metrics_are_not_as_they_were_written(t
     harms: list[tuple[Path, bytes | str]] = [
         *((config, b"".join(lines[:number])) for number in range(1, len(lines), 9)),
         *((config, settings_written.replace(b"beta: 0.3", beta)) for beta in (b"beta: 0.5", b"beta: .3")),
-        (config, b"".join(lines[1:]).replace(b"beta: 0.3", b"beta: 0.5")),  # as earlier versions wrote it
         *((config, harm) for harm in (b"", b"\0" * 4096, b"garbage")),
         *((training, summary.replace(loss[0], f'"loss": {value}')) for value in ("NaN", "Infinity", "1e999", "null")),
         (training, summary.replace('"beta": 0.3', '"beta": 0.5')),
@@ -147,14 +146,41 @@ def test_a_training_run_whose_settings_or_metrics_are_not_as_they_were_written(t
     assert said == len(harms) and config.read_bytes() == settings_written and verify(out).problems == []
 
 
-@pytest.mark.fault("8", "ANALYZE by a user in the journal", "no effect", before="refused as damaged")
-def test_statistics_of_sqlite_do_no_harm(tmp_path: Path, figure: Figure) -> None:
-    path = tmp_path / "journal.sqlite"
-    with contextlib.closing(Journal(path)) as journal:
-        asyncio.run(journal.put_call("k", "policy", "a"))
-    with contextlib.closing(sqlite3.connect(path)) as users:
-        users.execute("ANALYZE")
-        tables = [name for (name,) in users.execute("SELECT name FROM sqlite_master WHERE name LIKE 'sqlite_stat%'")]
-    with contextlib.closing(Journal(path)) as journal:
-        figure(f"{', '.join(tables)} accepted")
-        assert tables and journal.call("k") == "a"
+REFUSED = [
+    "build-tree",
+    "publish",
+    *(pytest.param(name, marks=pytest.mark.full) for name in ("eval", "dpo train", "rl train")),
+]
+
+
+def begun(command: Command) -> tuple[Path, warmed.Child]:
+    """Return a folder, and the process that is in the middle of its work there, and stopped: it keeps what it holds."""
+    for number in range(10):
+        out = command.new()
+        child = command.begin(out, 0.5 - number / 20)
+        child.stop()
+        if child.poll() is None and holds_a_lock(child.pid):
+            return out, child
+        child.kill()  # it was about to end
+    raise AssertionError("it ended each time")
+
+
+def holds_a_lock(pid: int | None) -> bool:
+    fields = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return ["FLOCK", str(pid)] in [[kind, owner] for _, kind, _, _, owner, *_ in fields]
+
+
+@pytest.mark.slow
+@pytest.mark.fault("10", "two processes on one folder", "the second is refused with the pid; a dead one holds nothing")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_second_process_is_refused_until_the_first_one_is_dead(name: str, commands: Commands, figure: Figure) -> None:
+    command = commands[name]
+    out, first = begun(command)
+    second = command.start(out)
+    code, said = second.wait(60), second.said()
+    first.kill()
+    first.wait(60)
+    refused = code == 2 and f"in use by another process (pid {first.pid} on " in said and "Traceback" not in said
+    figure(f"{name}: {'refused in one line, which names the pid' if refused else f'exit code {code}'}")
+    assert refused, said
+    assert not command.differing(out)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import select
 import signal
 import socket
 import struct
-import time
-from contextlib import suppress
+from collections import Counter
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from statistics import mean
+from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -20,14 +19,10 @@ from websockets.sync.client import connect
 
 from benchmarks.process import memory_bytes
 from tests.faults.matrix import Figure, Rounds
-from tests.faults.servers import HOST, SERVERS, SOCKET, app, ask, forked, mutated, post
-from tests.retrieval.serving import SEA, found, sea_index
+from tests.faults.servers import HOST, SERVERS, SOCKET, app, ask, forked, mutated, post, read_response
 from tests.serving import serving
 
-TOKEN = "canary-5d11"
 MIB = 1 << 20
-
-# --- Refusals ---
 
 BIG = 100 * MIB
 FOREIGN = {
@@ -44,7 +39,7 @@ FOREIGN = {
     "a page of another site": (b"GET /health HTTP/1.1\r\n" + HOST + b"Origin: https://evil.example\r\n\r\n", 403),
     "a page without an address": (b"GET /health HTTP/1.1\r\n" + HOST + b"Origin: null\r\n\r\n", 403),
     "a tunnel": (b"CONNECT evil.example:443 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
-    "headers of 1 MB": (b"GET /health HTTP/1.1\r\n" + HOST + b"X-A: " + b"a" * MIB, 431),
+    "headers of 65 KiB": (b"GET /health HTTP/1.1\r\n" + HOST + b"X-A: " + b"a" * (65 << 10), 431),
     "300 headers": (b"GET /health HTTP/1.1\r\n" + HOST + b"a:\r\n" * 300 + b"\r\n", 431),
 }
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -75,6 +70,7 @@ OWN: dict[str, dict[str, tuple[bytes, int]]] = {
 @pytest.mark.fault(
     "38", "a foreign Host, a page of another site; 10^6 queries of the server that takes them", "refused"
 )
+@pytest.mark.fault("A8", "headers above 64 KiB; two Hosts", "431; 400", before="90 MB of headers taken; two Hosts: 200")
 @pytest.mark.parametrize("name", OWN)
 def test_what_is_refused(name: str, tmp_path: Path, figure: Figure) -> None:
     requests = {**FOREIGN, **OWN[name]}
@@ -142,116 +138,6 @@ def test_100_mb_are_not_taken(name: str, tmp_path: Path, rounds: Rounds, figure:
 
 
 @pytest.mark.fault(
-    "A8",
-    "headers without an end; two Hosts",
-    "refused after 64 KiB; 400",
-    before="90 MB of headers taken; two Hosts: 200",
-)
-def test_headers_have_a_size(figure: Figure) -> None:
-    start = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: "
-    with serving(app("index serve")) as port:
-        both = ask(port, b"GET /health HTTP/1.1\r\nHost: evil.example\r\n" + HOST + b"\r\n")[0]
-        with socket.create_connection(("127.0.0.1", port), 60) as greedy:
-            sent, refusal = 0, b""
-            greedy.sendall(start)
-            greedy.settimeout(0.02)
-            while not refusal and sent < 4 * MIB:
-                greedy.sendall(b"a" * 8192)
-                sent += 8192
-                with suppress(TimeoutError):
-                    refusal = greedy.recv(100)
-    figure(f"headers refused after {sent >> 10} KiB; two Hosts: {both}")
-    assert refusal.startswith(b"HTTP/1.1 431") and sent <= 128 << 10 and both == 400
-
-
-# --- Load ---
-
-
-class Load:
-    """64 clients of a server. Of 100 requests one is sent byte by byte, and another is broken in a connection of its
-    own; the answers to all others are compared with the library's.
-    """
-
-    def __init__(self, port: int, expected: dict[str, bytes]) -> None:
-        self.port, self.expected, self.queries = port, expected, list(expected)
-        self.requests = self.answers = self.slow = self.broken = self.wrong = 0
-        self.rng = random.Random(38)
-
-    async def run(self, seconds: float, process: int) -> list[float]:
-        """Return the server's memory in MiB over time."""
-        ends_at, memory = time.monotonic() + seconds, [memory_bytes("RssAnon", process) / MIB]
-        clients = [asyncio.create_task(self.client(ends_at)) for _ in range(64)]
-        while not all(client.done() for client in clients):
-            await asyncio.sleep(seconds / 60)
-            memory.append(memory_bytes("RssAnon", process) / MIB)
-        await asyncio.gather(*clients)
-        return memory
-
-    async def client(self, ends_at: float) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        while time.monotonic() < ends_at or self.requests < 200:
-            query = self.rng.choice(self.queries)
-            request = post(b"/retrieve", json.dumps({"queries": [query], "return_scores": True}).encode())
-            self.requests += 1
-            if self.requests % 100 == 33:
-                await self.break_off(request)
-                continue
-            slow = self.requests % 100 == 66
-            for start in range(0, len(request), 1 if slow else len(request)):
-                writer.write(request[start:][: 1 if slow else None])
-                await asyncio.sleep(0.002 if slow else 0)
-            head = await reader.readuntil(b"\r\n\r\n")
-            body = await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
-            self.wrong += body != self.expected[query]
-            self.answers += 1
-            self.slow += slow
-        writer.close()
-
-    async def break_off(self, whole: bytes) -> None:
-        rng = self.rng
-        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        cut = whole[: rng.randrange(len(whole))]
-        writer.write(rng.choice([rng.randbytes(300), cut, whole, SOCKET + HOST + b"\r\n", mutated(rng, whole)]))
-        if rng.random() < 0.3:  # ends the connection with a reset
-            linger = struct.pack("ii", 1, 0)
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        await asyncio.sleep(0.005)
-        writer.close()
-        self.broken += 1
-
-
-@pytest.mark.fault(
-    "load",
-    "64 clients on `index serve` at once, with 1 % of requests slow and 1 % garbage, cut off or reset",
-    "each answer is the library's, and memory stays flat",
-)
-def test_64_clients_with_slow_and_broken_requests(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
-    seconds = rounds(1, 60)
-    words = sorted({word for passage in SEA for word in passage.contents.split()})
-    queries = [f"{word} {words[7 * number % len(words)]}" for number, word in enumerate(words)]
-    expected = {
-        query: json.dumps({"result": [ranking]}, ensure_ascii=False).encode()
-        for query, ranking in zip(queries, found(sea_index(tmp_path), queries, 3), strict=True)
-    }
-    server = forked("index serve", tmp_path)
-    load = Load(server.port, expected)
-    memory = asyncio.run(load.run(seconds, server.process))
-    server.send_signal(signal.SIGTERM)
-    third = max(len(memory) // 3, 1)
-    first, last = mean(memory[:third]), mean(memory[-third:])
-    figure(
-        f"{load.wrong} of {load.answers:,} answers wrong in {seconds} s; of {load.requests:,} requests {load.slow:,} "
-        f"were slow and {load.broken:,} broken; memory {first:.1f} MiB in the first third, {last:.1f} in the last"
-    )
-    assert server.ended() == (143, "")
-    assert load.wrong == 0 and load.slow and load.broken
-    assert last < first + 16
-
-
-# --- The end ---
-
-
-@pytest.mark.fault(
     "drain",
     "SIGTERM or Ctrl-C while clients of `env serve` wait",
     "sessions end with 1012; exit code, no traceback",
@@ -269,3 +155,81 @@ def test_servers_end_with_their_requests(tmp_path: Path, number: signal.Signals,
     figure(f"{number.name}: sessions ended with {closed.value.rcvd.code}")
     assert closed.value.rcvd.code == 1012
     assert sessions.ended() == (code, "")
+
+
+RETRIEVE = [
+    json.dumps(body).encode()
+    for body in (
+        {"queries": ["Jaws", "Sælvig ☂"], "topk": 3, "return_scores": True},
+        {"queries": [], "topk": None},
+        {"queries": ["a" * 50], "return_scores": False, "other": {"a": [1, 2.5, None]}},
+    )
+]
+SESSION = [
+    json.dumps(message).encode()
+    for message in (
+        {"type": "reset", "data": {"question_id": "q1", "seed": 7, "episode_id": "e", "step": 3}},
+        {"type": "reset", "data": {"question": "Who?", "golden_answers": ["me", "I"], "dataset": "mine"}},
+        {"type": "step", "data": {"text": "<search>Jaws</search>", "finish_reason": "stop", "token_ids": [1, 2]}},
+        {"type": "step", "data": {"text": "<answer>Steven Spielberg</answer>", "finish_reason": "length"}},
+        {"type": "state"},
+    )
+]
+
+
+@pytest.mark.fault("fuzz", "mutated messages to sessions of env serve", "an answer to each; never an internal error")
+def test_mutated_messages_of_sessions(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    rng, kinds = random.Random(38), Counter[str]()
+    with serving(app("env serve")) as port, ExitStack() as stack:
+        url = f"ws://127.0.0.1:{port}/ws"
+        client = stack.enter_context(connect(url))
+        for _ in range(rounds(600, 20_000)):
+            sent = rng.choice(SESSION)
+            sent = sent if rng.random() < 0.3 else mutated(rng, sent)
+            client.send(sent, text=sent.isascii())
+            try:
+                reply = json.loads(client.recv(timeout=60))
+            except ConnectionClosed:  # a mutation asked for that
+                kinds["closed"] += 1
+                client = stack.enter_context(connect(url))
+                continue
+            kinds[reply["data"].get("code", reply["type"])] += 1
+            assert "internal error" not in reply["data"].get("message", ""), (sent, reply)
+    figure(f"{kinds.total():,} messages of sessions, answered with {shown(kinds)}")
+    assert set(kinds) <= {"observation", "state", "VALIDATION_ERROR", "EXECUTION_ERROR"}
+
+
+@pytest.mark.fault(
+    "fuzz",
+    "mutated requests, headers, frames and bodies of /retrieve, to each server",
+    "an answer or an end; no 500, no hang, no traceback",
+)
+@pytest.mark.parametrize("name", SERVERS)
+def test_mutated_requests(
+    name: str, tmp_path: Path, rounds: Rounds, figure: Figure, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rng, statuses = random.Random(38), Counter[int]()
+    frame = b"\x81\x90\0\0\0\0" + b'{"type":"state"}'
+    requests = [post(b"/retrieve", RETRIEVE[0]), SOCKET + HOST + b"\r\n", SOCKET + HOST + b"\r\n" + frame * 3]
+    requests.append(
+        b"GET /health HTTP/1.1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n"
+        + HOST
+        + b"\r\n2\r\n{}\r\n0\r\n\r\n"
+    )
+    with serving(app(name)) as port:
+        for number in range(rounds(600, 20_000)):
+            body = mutated(rng, rng.choice(RETRIEVE))
+            with socket.create_connection(("127.0.0.1", port), 60) as connection:
+                connection.sendall(mutated(rng, rng.choice(requests)) if number % 4 else post(b"/retrieve", body))
+                with suppress(OSError):  # it may be ended already
+                    connection.shutdown(socket.SHUT_WR)
+                statuses[read_response(connection)[0]] += 1
+        alive = ask(port, b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")[0]
+    figure(f"{statuses.total():,} requests to {name}, answered with {shown(statuses)}")
+    assert alive == 200 and all(status < 500 for status in statuses)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def shown(counts: Counter[Any]) -> str:
+    """Return statuses or kinds of answers with their counts; status 0 is a connection that was closed without one."""
+    return ", ".join(f"{key or 'closed'}: {count:,}" for key, count in sorted(counts.items(), key=str))

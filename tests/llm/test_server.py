@@ -94,19 +94,6 @@ def test_a_closing_tag_is_restored_for_a_tag_that_the_open_turn_began():
     assert server.requests[0]["add_generation_prompt"] is False
 
 
-def test_a_call_waits_as_long_as_retry_after_says():
-    with FakeOpenAI(faults=[Answer(429, "{}", {"Retry-After": "1"})]) as server:
-        ask(server)
-    assert server.arrived_at[1] - server.arrived_at[0] >= 1.0
-
-
-def test_a_wait_longer_than_the_time_left_fails_at_once():
-    with FakeOpenAI(faults=[Answer(429, "", {"Retry-After": "3600"})]) as server:
-        error = failure(server)
-    assert error.cause == "http_429"
-    assert len(server.requests) == 1
-
-
 def test_a_quota_that_is_spent_is_refused_at_once():
     spent = {"message": "You exceeded your current quota", "type": "insufficient_quota", "code": "no_credit"}
     with FakeOpenAI(faults=[Answer(429, json.dumps({"error": spent}))]) as server:
