@@ -1,8 +1,9 @@
 """Measure the structure of the package and hold it to its budget: `python -m tools.house [--check]`.
 
 `--check` is a part of `make lint`: it fails if a room has more lines of code than `[tool.house.budget]` of
-`pyproject.toml` allows, or if the docstrings use one of `PHRASES` too often. Whoever adds a feature raises the budget
-of its room in the same commit, and writes into the commit which lines went instead.
+`pyproject.toml` allows, if modules import each other in a circle, or if the docstrings use one of `PHRASES` too often.
+Whoever adds a feature raises the budget of its room in the same commit, and writes into the commit which lines went
+instead.
 
 `--trace` runs three commands in the demo world under a profiler and counts the files of the package in which a function
 ran. It counts helpers, errors and settings too: the number is an upper bound of what a reader has to follow.
@@ -29,6 +30,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 from rich.console import Console
 from rich.table import Table
 
@@ -167,10 +169,28 @@ def rooms(root: Path) -> dict[str, int]:
     return {room: lines for room, lines in counts.items() if lines}
 
 
+def circles(root: Path) -> list[list[str]]:
+    """Return the modules of the package that import each other, inside functions and for type checkers too."""
+    files = {file: ".".join(file.relative_to(root).with_suffix("").parts) for file in root.glob("reasonrag/**/*.py")}
+    known = {name.removesuffix(".__init__") for name in files.values()}
+    graph = nx.DiGraph()
+    for file, name in files.items():
+        module = name.removesuffix(".__init__")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            imported: set[str] = set()
+            if isinstance(node, ast.ImportFrom) and node.module:
+                imported = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Import):
+                imported = {alias.name for alias in node.names}
+            graph.add_edges_from((module, other) for other in imported & known - {module})
+    graph.remove_node("reasonrag")  # the surface names every room, and imports none
+    return [sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1]
+
+
 def excesses(root: Path) -> list[str]:
     """Return one line for each budget or limit that the checkout does not keep."""
     house = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["house"]
-    problems = []
+    problems = [f"modules import each other: {', '.join(group)}" for group in circles(root)]
     for room, lines in rooms(root).items():
         if lines > (most := house["budget"].get(room, 0)):
             problems.append(f"{room}: {lines} lines of code, {most} allowed: delete some, or raise [tool.house.budget]")
