@@ -17,12 +17,6 @@ def test_a_prompt_is_rendered_by_the_models_own_template(tiny_model):
     assert text == "<|start|>system\nBe brief.<|end|>\n<|start|>user\nWho?<|end|>\n<|start|>assistant\n<query>"
 
 
-def test_token_ids_are_those_of_the_text_and_nothing_more(tiny_model):
-    chat = ChatTemplate.load(str(tiny_model))
-    ids = chat.token_ids(PROMPT)
-    assert chat.tokenizer.decode(ids) == chat.text(PROMPT)
-
-
 def test_blanks_before_punctuation_survive_decoding(tiny_model):
     chat = ChatTemplate.load(str(tiny_model))
     text = "U.S. Navy , 3.5 million . It 's"

@@ -9,7 +9,6 @@ import sys
 import threading
 
 import pytest
-import structlog
 import torch
 
 from reasonrag.core.errors import LLMError
@@ -26,18 +25,6 @@ def test_many_waiting_requests_are_run_in_full_batches(tiny_model):
     ask_together(llm, [(PROMPT, Sampling(max_tokens=1, seed=i)) for i in range(32)])
     asyncio.run(llm.aclose())
     assert len(widths) <= 12
-
-
-def test_the_event_loop_goes_on_while_the_model_writes(tiny_llm):
-    async def run():
-        pause = Pause(tiny_llm.model)
-        call = asyncio.create_task(tiny_llm.complete(PROMPT, Sampling(max_tokens=20, seed=1)))
-        await pause.reached()  # in a forward pass, which does not end before this goes on
-        assert not call.done()
-        pause.go_on()
-        return await call
-
-    assert asyncio.run(run())[0].token_ids
 
 
 def test_a_batch_that_does_not_fit_is_halved_until_it_does(tiny_model):
@@ -145,27 +132,6 @@ def test_a_request_joins_a_batch_that_runs(tiny_llm):
         (alone,) = ask(tiny_llm, prompt, sampling)
         assert completion.token_ids == alone.token_ids
         assert_logprobs_are_real(tiny_llm.model, completion)
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """Its clock jumps by an hour now and then, as that of a machine that slept."""
-
-    readings = 0
-
-    def time(self) -> float:
-        self.readings += 1
-        return super().time() + self.readings // 50 * 3600.0
-
-
-def test_a_clock_that_jumps_neither_hangs_nor_fails_a_request(tiny_llm):
-    async def run():
-        while asyncio.get_running_loop().readings <= 100:
-            calls = (tiny_llm.complete(PROMPT, Sampling(max_tokens=3, seed=seed)) for seed in range(60))
-            assert len(await asyncio.gather(*calls)) == 60
-
-    with structlog.testing.capture_logs() as logs, asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(run())
-    assert not logs
 
 
 JUMPING_CLOCK = """

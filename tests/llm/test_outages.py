@@ -43,26 +43,6 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_server_that_restarts_costs_no_request():
-    async def main(server: Server) -> list[str]:
-        llm, replies = ServerLLM(server.base_url, "m", concurrency=16, max_retries=1, timeout_s=2.0), []
-
-        async def restart() -> None:
-            await until(lambda: len(replies) >= 50)
-            server.stop()
-            await asyncio.sleep(2.5)  # longer than the timeout of a request
-            await until(lambda: llm.slots.in_flight <= 1 and llm.slots.waiting >= 39 and llm.slots.free < 0)
-            server.start()
-
-        async with aclosing(llm):
-            asked = (ask(llm, str(i), 5, lambda _, text: replies.append(text)) for i in range(40))
-            await asyncio.gather(restart(), *asked)
-        return replies
-
-    with Server() as server:
-        assert asyncio.run(main(server)) == [str(server.port)] * 200
-
-
 def test_a_request_that_finds_no_server_has_not_been_lost_by_it():
     async def main(server: Server) -> list[str]:
         llm, replies = ServerLLM(server.base_url, "m", max_retries=0), []

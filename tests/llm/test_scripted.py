@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from reasonrag.core.errors import LLMError
-from reasonrag.core.types import Completion, FinishReason, Message, Prompt
+from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
 
@@ -14,13 +14,6 @@ PROMPT = Prompt((Message("user", "who directed Jaws"),))
 
 def ask(llm: ScriptedLLM, **sampling) -> tuple[Completion, ...]:
     return asyncio.run(llm.complete(PROMPT, Sampling(**sampling)))
-
-
-def test_replies_come_in_order_one_per_sample():
-    llm = ScriptedLLM(["a b", "c", "d"])
-    assert [completion.text for completion in (*ask(llm, n=2), *ask(llm))] == ["a b", "c", "d"]
-    assert llm.prompts == [PROMPT, PROMPT]
-    assert [sampling.n for sampling in llm.samplings] == [2, 1]
 
 
 def test_a_script_that_runs_out_is_an_error():
@@ -33,14 +26,6 @@ def test_a_script_that_runs_out_is_an_error():
 def test_a_function_is_called_once_per_sample_with_its_seed():
     llm = ScriptedLLM(lambda prompt, sampling: f"{prompt.messages[0].content[:3]} {sampling.n} {sampling.seed}")
     assert [completion.text for completion in ask(llm, n=2, seed=5)] == ["who 1 5", "who 1 6"]
-
-
-def test_a_reply_may_be_an_exception_or_a_whole_completion():
-    whole = Completion("x", FinishReason.LENGTH)
-    llm = ScriptedLLM([LLMError("down", cause="unreachable"), whole])
-    with pytest.raises(LLMError, match="down"):
-        ask(llm)
-    assert ask(llm) == (whole,)
 
 
 def test_tokens_are_words_and_the_prompt_counts_once():

@@ -123,18 +123,6 @@ def test_passing_trouble_is_overcome(faults):
     assert len(server.requests) == len(faults) + 1
 
 
-def test_connections_that_the_server_dropped_while_idle_are_replaced():
-    async def two_rounds(server):
-        llm = ServerLLM(server.base_url, "fake", backoff_s=0.01)
-        for _ in range(2):
-            await asyncio.gather(*(llm.complete(PROMPT, Sampling()) for _ in range(8)))
-        await llm.aclose()
-
-    with FakeOpenAI(faults=[Slow(0.05)] * 8 + [Disconnect()] * 4) as server:
-        asyncio.run(two_rounds(server))
-    assert len(server.requests) == 20
-
-
 @pytest.mark.parametrize(
     ("faults", "cause"),
     [
@@ -147,19 +135,6 @@ def test_lasting_trouble_is_an_error_after_the_given_retries(faults, cause):
         error = failure(server, max_retries=2)
     assert error.cause == cause
     assert len(server.requests) == 3
-
-
-def test_a_server_that_is_not_there_is_unreachable_once_patience_ends():
-    with FakeOpenAI() as server:
-        pass
-    assert failure(server, patience_s=0.2).cause == "unreachable"
-
-
-def test_a_slow_reply_is_a_timeout():
-    with FakeOpenAI(faults=[Answer(500), Slow(30)]) as server:
-        error = failure(server, timeout_s=1.0)
-    assert error.cause == "timeout"
-    assert "HTTP 500" in str(error)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
@@ -179,11 +154,6 @@ def test_a_key_that_the_server_echoes_is_not_in_the_error(status):
     assert KEY not in str(error) and KEY not in repr(error) and KEY not in repr(error.__cause__)
     assert "\x1b" not in str(error) and "\n" not in str(error)
     assert "Bearer ***" in str(error)
-
-
-def test_an_error_quotes_at_most_200_characters_of_the_server():
-    with FakeOpenAI(faults=[Answer(400, "x" * 5000)]) as server:
-        assert str(failure(server)).count("x") == 200
 
 
 @pytest.mark.fault(
@@ -287,12 +257,6 @@ def test_tokens_of_n_choices_add_up_to_the_usage():
     assert [completion.completion_tokens for completion in completions] == [4, 4, 3]
 
 
-def test_a_server_without_usage_leaves_the_counts_unknown():
-    with FakeOpenAI(edit=lambda request, answer: answer.pop("usage") and None) as server:
-        (completion,) = ask(server)
-    assert (completion.prompt_tokens, completion.completion_tokens) == (None, None)
-
-
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_text_filed_under_reasoning_counts_where_there_is_no_content(field):
     def move(request, answer):
@@ -339,12 +303,6 @@ def test_token_ids_and_logprobs_of_vllm_are_read():
     assert (body["top_k"], body["repetition_penalty"]) == (-1, 1.0)
 
 
-def test_logprobs_from_before_the_temperature_are_not_passed_off_as_the_sampled_ones():
-    with FakeOpenAI(edit=with_ids) as server:
-        (completion,) = ask(server, sampling=Sampling(temperature=0.7), vllm=True, logprobs=True)
-    assert completion.logprobs is None
-
-
 def test_ids_that_go_on_after_an_ignored_stop_string_are_not_reported():
     with FakeOpenAI(lambda request: "a</answer>b", ignores_stop=True, edit=with_ids) as server:
         (completion,) = ask(server, vllm=True, logprobs=True)
@@ -356,14 +314,6 @@ def test_lone_surrogates_neither_leave_nor_enter():
         (completion,) = ask(server, Prompt((Message("user", "x\udfffy"),)))
     assert server.requests[0]["messages"][0]["content"] == "x?y"
     assert completion.text == "a?b"
-
-
-def test_the_completions_endpoint_takes_rendered_text():
-    with FakeOpenAI(lambda request: "<answer>a</answer>") as server:
-        (completion,) = ask(server, api="completions", encode=lambda prompt: prompt.messages[-1].content + "\n")
-    assert server.requests[0]["prompt"] == "Who directed Jaws?\n"
-    assert "messages" not in server.requests[0]
-    assert completion.text == "<answer>a</answer>"
 
 
 def test_200_concurrent_calls_stay_within_the_bound():

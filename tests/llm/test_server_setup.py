@@ -62,11 +62,6 @@ def test_a_base_url_that_cannot_work_is_refused(url):
         ServerLLM(url, "fake")
 
 
-def test_the_completions_endpoint_without_an_encoder_is_refused():
-    with pytest.raises(ConfigError, match="encode"):
-        ServerLLM("http://127.0.0.1:1/v1", "fake", api="completions")
-
-
 def test_an_address_without_the_version_is_told_what_it_lacks():
     class Page(FakeOpenAI):
         async def _list(self, request: web.Request) -> web.Response:

@@ -34,11 +34,6 @@ def test_logprobs_of_a_cut_nucleus_are_not_reported():
     assert completion.logprobs is None
 
 
-def test_an_aborted_sample_is_neither_stop_nor_length():
-    (completion,) = completions(output(choice(0, "a", [5], "abort")), (), exact_logprobs=True)
-    assert completion.finish_reason is FinishReason.OTHER
-
-
 def test_a_request_that_ended_without_output_is_an_error():
     with pytest.raises(LLMError):
         completions(None, (), exact_logprobs=True)

@@ -85,14 +85,6 @@ def test_pushes_do_not_wear_down_the_weights_in_bfloat16(policy: Any):
     assert all(torch.equal(tensor, before[name]) for name, tensor in snapshot(model).items())
 
 
-def test_adapters_change_what_is_pushed(policy: Any):
-    import torch
-
-    pushed = dict(merged_parameters(adapted(policy)))
-    changed = {n for n, p in policy.named_parameters() if not torch.equal(p, pushed[n])}
-    assert changed == {n for n in pushed if any(part in n for part in ("q_proj", "v_proj", "w1"))}
-
-
 def test_a_walk_that_is_left_in_the_middle_leaves_nothing_merged(policy: Any):
     import torch
 
@@ -102,25 +94,6 @@ def test_a_walk_that_is_left_in_the_middle_leaves_nothing_merged(policy: Any):
     while "q_proj" not in next(walk)[0]:
         pass
     assert all(torch.equal(tensor, before[name]) for name, tensor in snapshot(model).items())
-
-
-def test_a_second_adapter_that_is_not_in_use_is_left_out(policy: Any):
-    from peft import LoraConfig
-
-    model = adapted(policy, modules_to_save=["ffn_norm"])
-    model.add_adapter("ref", LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["ffn_norm"]))
-    check(model)
-
-
-def test_weights_that_are_merged_already_are_pushed_as_they_are(policy: Any):
-    import torch
-
-    model = adapted(policy)
-    expected = {name: tensor.clone() for name, tensor in merged_parameters(model)}
-    model.merge_adapter()
-    pushed = dict(merged_parameters(model))
-    assert pushed.keys() == expected.keys()
-    assert all(torch.allclose(pushed[name], expected[name], rtol=0, atol=1e-6) for name in pushed)
 
 
 def test_a_bare_model_gives_each_of_its_weights_once_and_no_copies(policy: Any):

@@ -4,9 +4,7 @@ import asyncio
 
 import pytest
 
-from reasonrag.core.config import Config, SearchConfig, load_config
-from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import identity
+from reasonrag.core.config import SearchConfig
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.mcts import Tree, TreeSearch
@@ -81,23 +79,3 @@ def test_verdicts_on_nodes_that_have_ended_count():
 def test_whichever_budget_is_used_up_first_ends_the_tree():
     assert by_judge(SearchConfig(lag=0, iterations=3, max_calls=100))[0].root.visits == 3
     assert by_judge(SearchConfig(lag=0, iterations=100, max_calls=6))[0].root.visits == 3
-
-
-def test_without_a_budget_of_calls_the_iterations_decide():
-    assert by_rollouts(SearchConfig(lag=0, iterations=24))[0].root.visits == 24
-
-
-def test_a_budget_of_calls_is_part_of_a_runs_identity():
-    assert Config().search.max_calls is None
-    assert identity(load_config(overrides={"search.max_calls": 9})) != identity(Config())
-    assert load_config(overrides={"search.max_calls": 9}).search.max_calls == 9
-
-
-def test_a_budget_of_no_call_is_refused():
-    with pytest.raises(ConfigError, match=r"search\.max_calls"):
-        load_config(overrides={"search.max_calls": 0})
-
-
-def test_a_judge_that_could_not_be_read_was_asked_all_the_same():
-    tree, steps, _ = by_judge(SearchConfig(lag=0, max_calls=10), verdict="?")
-    assert (steps, tree.root.valued) == (5, 0)

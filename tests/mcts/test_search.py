@@ -10,7 +10,7 @@ from reasonrag.core.config import SearchConfig
 from reasonrag.core.types import StopReason, Trajectory
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.mcts.search import Evaluation, Origin, Tree, TreeSearch, graft, select_child
+from reasonrag.mcts.search import Evaluation, Origin, Tree, TreeSearch, select_child
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator, node_rewards
 from tests.toys import QUESTION, ToyRetriever
@@ -117,20 +117,6 @@ def test_a_child_without_a_value_is_taken_for_its_parents():
     assert select_child(tree.root, [first, second], selection="puct", c_uct=1.0) is first
     tree.root.value_sum = 0.9
     assert select_child(tree.root, [first, second], selection="puct", c_uct=1.0) is second
-
-
-def test_grafted_steps_hang_below_each_other_and_end_where_the_rollout_ended():
-    engine = Engine(
-        ScriptedLLM(["<query>a</query>", "<evidence>b</evidence>", "<answer>c</answer>"]),
-        ToyRetriever(),
-        ReasonRAGFormat(),
-    )
-    (rollout,) = asyncio.run(engine.run([Trajectory(QUESTION)], seeds=[0]))
-    tree = Tree(QUESTION)
-    graft(tree, tree.root, rollout, 0.25)
-    assert [n.parent for n in tree.nodes] == [None, 0, 1, 2]
-    assert [n.terminal for n in tree.nodes] == [False, False, False, True]
-    assert [n.value for n in tree.nodes] == [None, 0.25, 0.25, 0.25]
 
 
 @pytest.mark.parametrize("selection", ["puct", "ucb1"])

@@ -14,7 +14,7 @@ from reasonrag.dpo.pairs import in_test_split, repeated_questions
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.parts import Parts
-from reasonrag.pipeline.tables import count_pairs_of, export_pairs, pairs_of
+from reasonrag.pipeline.tables import count_pairs_of, pairs_of
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import pair_schema, tree_schema
@@ -40,13 +40,6 @@ def rows(folder, stem="nodes"):
     # A split in which no question falls has no shard.
     there = any((folder / place).glob(f"{stem}-*"))
     return list(read_shards(folder / place, stem, schema)) if there else []
-
-
-def test_rows_do_not_depend_on_concurrency(tmp_path):
-    for name, concurrency in (("a", 1), ("b", 12)):
-        run(tmp_path / name, overrides={"policy.concurrency": concurrency})
-    assert rows(tmp_path / "a") == rows(tmp_path / "b")
-    assert rows(tmp_path / "a", "train") == rows(tmp_path / "b", "train") != []
 
 
 def test_the_summary_counts_what_the_tables_hold(tmp_path):
@@ -117,21 +110,6 @@ def test_questions_of_one_text_are_in_one_split(tmp_path):
     assert len(set(pairs)) > 1 and len(list((tmp_path / "r/pairs").glob("*.parquet"))) == 1
 
 
-def test_a_question_that_a_backend_lets_down_is_set_aside_and_tried_again(tmp_path):
-    def flaky(prompt, sampling):
-        if "film 3?" in prompt.messages[1].content:
-            raise LLMError("gone", cause="unreachable")
-        return random_policy(prompt, sampling)
-
-    _, summary = run(tmp_path / "r", flaky)
-    assert summary["questions"] == {"total": 12, "finished": 11, "failed": {"unreachable": 1}}
-    assert "3" not in {r["question_id"] for r in rows(tmp_path / "r")}
-    _, summary = run(tmp_path / "r")
-    assert summary["questions"] == {"total": 12, "finished": 12, "failed": {}}
-    run(tmp_path / "whole")
-    assert rows(tmp_path / "r") == rows(tmp_path / "whole")
-
-
 def test_a_bug_in_one_question_is_counted_by_its_name_and_ends_no_run(tmp_path):
     def buggy(prompt, sampling):
         if "film 3?" in prompt.messages[1].content:
@@ -151,40 +129,6 @@ def test_a_dead_backend_stops_the_run_before_every_question_has_failed(tmp_path)
     assert summary["questions"]["finished"] == 0
 
 
-def test_a_run_whose_steps_cannot_be_read_stops_and_goes_on_where_it_was_if_told(tmp_path):
-    llm = ScriptedLLM(lambda prompt, sampling: "I do not know")
-    with pytest.raises(RunError, match=r"scripted: 0 of the first 12 steps can be read \(12 no_tag\)"):
-        run(tmp_path / "r", llm, overrides={"policy.concurrency": 1})
-    paid = len(llm.prompts)
-    assert 12 <= paid < 30
-    with pytest.raises(RunError, match="goes on all the same"):
-        run(tmp_path / "r", llm, overrides={"policy.concurrency": 1})
-    _, summary = run(tmp_path / "r", llm, overrides={"run.max_unreadable": 1.0})
-    assert summary["trees"]["malformed"] == {"no_tag": summary["trees"]["nodes"] - 12}
-    assert len(llm.prompts) == summary["calls"]["policy"]["calls"] == summary["trees"]["nodes"] - 12
-
-
-def test_a_finished_run_calls_nothing(tmp_path):
-    run(tmp_path / "r")
-    build, _ = run(tmp_path / "r", ScriptedLLM([]))
-    assert build.progress.usage.calls == 0 and build.progress.done == 12
-
-
-@pytest.mark.parametrize("share", [0.01, 0.2, 1.0])
-def test_unreadable_judge_replies_lose_no_question(tmp_path, share):
-    import random
-
-    def judge(prompt, sampling):
-        return "?" if random.Random(sampling.seed).random() < share else "So the score is 0.5"
-
-    _, summary = run(tmp_path / "r", judge=judge)
-    assert summary["questions"]["finished"] == 12
-    missing = summary["trees"]["iterations_without_value"]
-    assert missing == {0.01: 0, 0.2: missing, 1.0: 72}[share]
-    assert missing == sum(r["visits"] - r["valued"] for r in rows(tmp_path / "r") if r["node_id"] == 0)
-    assert all(r["value"] in (None, pytest.approx(0.5)) for r in rows(tmp_path / "r"))
-
-
 @pytest.mark.parametrize(
     "settings", [{}, {"pairs.min_confidence": 0.7}, {"pairs.min_rollouts": 2}, {"pairs.level": "trajectory"}]
 )
@@ -196,34 +140,7 @@ def test_pairs_are_counted_tree_by_tree_as_they_are_made(tmp_path, settings):
     assert build.progress.written["pairs"] == sum(made) > 0
 
 
-def test_other_thresholds_need_no_call(tmp_path):
-    run(tmp_path / "r")
-    config, summary = read_run(tmp_path / "r")
-    config = load_config(file=tmp_path / "r/config.yaml", overrides={"pairs.min_margin": 0.3})
-    pairs = export_pairs(tmp_path / "r", config, policy=summary["policy"], config_hash=summary["config_hash"])
-    assert 0 < pairs["total"] < summary["pairs"]["total"]
-    assert min(r["margin"] for r in rows(tmp_path / "r", "train")) >= 0.3
-
-
-def test_no_question_is_in_both_splits(tmp_path):
-    run(tmp_path / "r", overrides={"pairs.test_share": 0.5})
-    train, test = ({r["question_id"] for r in rows(tmp_path / "r", name)} for name in ("train", "test"))
-    assert train and test and not train & test
-
-
 def test_every_shown_query_was_looked_up_once(tmp_path):
     build, _ = run(tmp_path / "r")
     queries = build.parts.retriever.queries
     assert len(queries) == len(set(queries)) > 0
-
-
-def test_another_configuration_is_refused_with_the_difference(tmp_path):
-    run(tmp_path / "r")
-    with pytest.raises(RunError, match=r"search\.iterations: 6 there, 7 now"):
-        run(tmp_path / "r", overrides={"search.iterations": 7})
-
-
-def test_the_seed_is_part_of_the_tree(tmp_path):
-    run(tmp_path / "a")
-    run(tmp_path / "b", overrides={"seed": 1})
-    assert rows(tmp_path / "a") != rows(tmp_path / "b")

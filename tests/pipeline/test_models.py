@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 
 import huggingface_hub.constants
@@ -35,12 +34,6 @@ def test_a_judge_at_a_server_of_the_policy_shares_its_requests_in_flight():
     assert policy.slots.limit == before + 3
     own = open_llm(ModelConfig(spec=second, model="j", concurrency=4), "judge", beside=policy)
     assert (own.slots.limit, policy.slots.limit) == (4, before + 3)
-
-
-@pytest.mark.parametrize("path", ["no.such.module:x", "json:nothing", "json", ""])
-def test_a_factory_that_is_not_there_is_refused(path):
-    with pytest.raises(ConfigError, match="cannot be imported"):
-        open_llm(ModelConfig(spec=f"python:{path}"), "policy")
 
 
 OWN = """
@@ -183,14 +176,6 @@ def test_an_adapter_is_another_policy_with_other_weights_and_on_another_model(tm
 
 
 @pytest.mark.slow
-def test_the_shipped_policys_report_is_not_part_of_it(tmp_path):
-    folder = shutil.copytree(demo_folder(), tmp_path / "policy")
-    report = json.loads((folder / "training.json").read_text())
-    (folder / "training.json").write_text(json.dumps(report | {"seed": 1}))
-    assert name_of(folder) == open_llm(ModelConfig(spec="demo"), "policy").name
-
-
-@pytest.mark.slow
 def test_a_small_model_on_the_cpu_runs_on_one_thread_whoever_asks_for_it(tmp_path, two_threads):
     import torch
 
@@ -198,40 +183,9 @@ def test_a_small_model_on_the_cpu_runs_on_one_thread_whoever_asks_for_it(tmp_pat
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.slow
-def test_a_larger_model_takes_the_threads_of_the_environment(tmp_path, two_threads, monkeypatch):
-    import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-    folder = save_tiny_model(tmp_path / "policy")
-    size = LlamaConfig.from_pretrained(folder).to_dict() | {"hidden_size": 512, "intermediate_size": 13_000}
-    LlamaForCausalLM(LlamaConfig.from_dict(size)).save_pretrained(folder)
-    assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 20_000_000
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # read when torch was loaded
-    name_of(folder)
-    assert torch.get_num_threads() == 2
-
-
-def test_the_demo_judge_is_named_by_world_and_error_rate():
-    assert open_llm(ModelConfig(spec="demo-judge"), "judge").name == "demo-judge:0:0"
-    assert open_llm(ModelConfig(spec="demo-judge:3:0.1"), "judge").name == "demo-judge:3:0.1"
-
-
-def test_the_demo_judge_is_no_policy():
-    with pytest.raises(ConfigError, match="demo-judge only judges steps and cannot act as a policy"):
-        open_llm(ModelConfig(spec="demo-judge"), "policy")
-
-
 def test_the_demo_policy_is_no_judge_and_the_error_names_one():
     with pytest.raises(ConfigError, match=r"demo cannot judge.*demo-judge"):
         open_llm(ModelConfig(spec="demo"), "judge")
-
-
-def test_judges_alone_are_offered_the_demo_judge():
-    for role in ("policy", "judge"):
-        with pytest.raises(ConfigError, match="names no backend") as refusal:
-            open_llm(ModelConfig(spec="nothing"), role)
-        assert ("demo-judge" in str(refusal.value)) is (role == "judge")
 
 
 def test_what_cannot_be_loaded_is_seen_without_loading(tmp_path):

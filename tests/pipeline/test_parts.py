@@ -54,10 +54,6 @@ def test_a_judge_model_without_a_server_of_its_own_is_one_of_the_policys(files):
     assert opened.content["judge"] == "big"
 
 
-def test_values_by_rollout_need_no_judge(files):
-    assert parts(files).judge is None
-
-
 def test_another_name_of_the_same_file_is_another_run(files, tmp_path):
     before = parts(files).content
     (tmp_path / "renamed.jsonl").write_bytes((tmp_path / "toy.jsonl").read_bytes())

@@ -39,13 +39,6 @@ def test_what_a_journal_replays_says_how_much_is_left_and_takes_no_time():
     assert near(at(progress, 100, calls=1_000, replayed=5_000).eta_s, 400)  # 4,000 calls at 10 a second
 
 
-def test_the_pace_of_the_calls_is_that_of_the_last_minute():
-    progress = Progress(1)
-    for seconds, calls in ((0, 0), (60, 600), (90, 660), (120, 720)):
-        at(progress, seconds, calls=calls)
-    assert "720 calls (2.0/s)" in progress.line() or "720 calls (2/s)" in progress.line()
-
-
 def test_failures_are_a_line_for_each_cause_with_its_count():
     progress = Progress(10, failed=3, causes=Counter({"timeout": 1, "unreachable\n\x1b[31m": 2}))
     out = io.StringIO()

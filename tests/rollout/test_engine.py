@@ -39,19 +39,6 @@ def test_last_step_is_asked_to_answer():
     assert llm.prompts[-1].stop == ("</answer>",)
 
 
-def test_an_answer_before_the_limit_is_not_forced():
-    llm = ScriptedLLM(["<query>Jaws</query>", "<evidence>x</evidence>", "<answer>Spielberg</answer>"])
-    (trajectory,) = run(Engine(llm, ToyRetriever(), FORMAT, max_steps=5))
-    assert trajectory.stop_reason is StopReason.ANSWERED
-
-
-def test_two_steps_before_the_limit_nothing_is_searched_because_nothing_could_be_read():
-    llm = ScriptedLLM(["<query>Jaws</query>", "<evidence>x</evidence>", "<answer>Spielberg</answer>"])
-    (trajectory,) = run(Engine(llm, ToyRetriever(), FORMAT, max_steps=4))
-    assert trajectory.stop_reason is StopReason.FORCED_ANSWER
-    assert llm.prompts[-1].stop == ("</answer>",)
-
-
 def test_a_last_step_that_does_not_answer_ends_without_an_answer():
     llm = ScriptedLLM(["<query>Jaws</query>", "<evidence>x</evidence>", "I do not know"])
     (trajectory,) = run(Engine(llm, ToyRetriever(), FORMAT, max_steps=3))
@@ -85,13 +72,6 @@ def test_a_backend_that_gives_up_raises_after_the_others_have_ended():
     with pytest.raises(LLMError, match="gone"):
         run(Engine(ScriptedLLM(reply), ToyRetriever(), FORMAT), count=3)
     assert len(ended) == 2
-
-
-def test_an_ended_trajectory_cannot_go_on():
-    engine = Engine(ScriptedLLM(["<answer>x</answer>"]), ToyRetriever(), FORMAT)
-    (trajectory,) = run(engine)
-    with pytest.raises(ValueError, match="cannot be continued"):
-        asyncio.run(engine.step(trajectory, seed=0))
 
 
 def test_a_search_asks_for_top_k_passages_and_a_step_for_one_completion():
