@@ -45,7 +45,7 @@ _FIRST, _MORE = 12, 60
 
 
 class FirstSteps:
-    """Looks at the first steps that a policy writes, so that no run is paid for whose steps cannot be read.
+    """Looks at the first steps that a policy writes: stops a run of unreadable steps before it is paid for.
 
     It looks at the first 12, of which one has to be readable, and at the first 60, of which a share has to be.
     """
@@ -73,7 +73,7 @@ class FirstSteps:
         self.verdict = ""  # why the run cannot go on
 
     def check(self) -> None:
-        """Raise RunError once the run cannot go on and nobody else refuses its calls."""
+        """Raise RunError once the run cannot go on, unless `refuse` ends its calls."""
         if self.verdict and self.refuse is None:
             raise RunError(self.verdict)
 
@@ -142,8 +142,8 @@ class Engine:
                 leaves them to `max_steps`.
             top_k: passages per search.
             sampling: temperature, top_p and max_tokens of every step; the engine sets seed and n.
-            first_steps: ends a run whose steps cannot be read; None for none.
-            scorer: says which of several `candidates` for a step to take.
+            first_steps: ends a run if its steps cannot be read; None never does.
+            scorer: chooses one of several `candidates` for a step.
             candidates: how many are sampled.
         """
         self.llm = llm

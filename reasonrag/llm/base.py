@@ -1,4 +1,4 @@
-"""The LLM protocol (a prompt in, completions out, for policies and judges), and what the backends share."""
+"""The LLM protocol (a prompt in, completions out, for policies and judges), and code that the backends share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request a call of an `LLM` is. It changes when and where a request is served, never what it asks.
+    """The question that a call of an `LLM` belongs to. It changes when and where a request is served, not its content.
 
     Args:
         question: data set and id in one text. Requests of a question share prompt prefixes, so they belong on one
@@ -88,8 +88,10 @@ class StepScorer(Protocol):
     def name(self) -> str: ...
 
     async def score(self, steps: Sequence[tuple[Prompt, Completion]]) -> list[float]:
-        """Return `[n]` values in [0, 1], one per prompt and what the policy wrote behind it; raise LLMError if one has
-        none, as a failure is never a score.
+        """Return `[n]` values in [0, 1], one per prompt and completion.
+
+        Raises:
+            LLMError: one of them could not be valued, as a failure is never a score.
         """
         ...
 
@@ -142,7 +144,7 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
 
 
 def overflows_context(message: str) -> bool:
-    """Return whether an error message says that prompt and completion exceed the model's context.
+    """Return whether an error message reports that prompt and completion exceed the model's context.
 
     >>> overflows_context("This model's maximum context length is 512 tokens.")
     True

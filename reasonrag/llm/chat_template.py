@@ -132,12 +132,12 @@ class ChatTemplate:
 
     @cached_property
     def end_of_turn(self) -> int:
-        """The token with which the policy ends its turn: the first special one that the template writes behind it.
+        """The token with which the policy ends its turn: the first special one that the template writes after it.
 
         In some models that is not the EOS token (`<end_of_turn>` and `<eos>`); it is EOS if the template writes none.
 
         Raises:
-            ConfigError: there is neither.
+            ConfigError: the template writes none and the tokenizer has no EOS token.
         """
         added = self.tokenizer.added_tokens_decoder
         for token in self.encode(self._behind_a_turn()):
@@ -148,7 +148,7 @@ class ChatTemplate:
         return int(self.tokenizer.eos_token_id)
 
     def _behind_a_turn(self) -> str:
-        """Return what the template writes behind the words of an assistant; "" if it cannot show such a chat."""
+        """Return the text that the template writes after an assistant's words; "" if it cannot show such a chat."""
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
         try:
             return str(self.tokenizer.apply_chat_template(chat, tokenize=False)).partition(_PROBE)[2]
@@ -188,14 +188,14 @@ class ChatTemplate:
         return self.encode(self.span_text(span)) if span.token_ids is None else span.token_ids
 
     def span_text(self, span: Span) -> str:
-        """Return the text of a span: the policy's words as they are, and what was inserted `without_tokens`."""
+        """Return the text of a span: the policy's words as they are, inserted text through `without_tokens`."""
         return valid_unicode(span.text) if span.by_policy else self.without_tokens(valid_unicode(span.text))
 
     def without_tokens(self, text: str) -> str:
-        """Return what a format has written with nothing in it that this tokenizer takes for one of its added tokens.
+        """Return a text of a format, without any characters that this tokenizer reads as one of its added tokens.
 
-        All but tags: `inert` has left none in texts from outside, so those are the format's own, and a policy may have
-        tokens for them.
+        Tags stay: `inert` removed them from texts from outside, so the tags here are the format's own, and a policy may
+        have tokens for them.
         """
         finder, contents, normalises = self._added
         while normalises or any(content in text for content in contents):
@@ -215,8 +215,8 @@ class ChatTemplate:
     def _added(self) -> tuple[Any, list[str], bool]:
         """A tokenizer of the added tokens that may stand in texts from outside alone, these, and whether it normalises.
 
-        It finds what the whole tokenizer finds, also forms that become a token when they are normalised. Blanks, words
-        and signs stay unless they are special tokens: a vocabulary may have been extended by them.
+        It finds the same tokens as the whole tokenizer, also forms that become a token when they are normalised.
+        Blanks, words and signs stay unless they are special tokens: a vocabulary may have been extended by them.
         """
         from tokenizers import Tokenizer, models
 
@@ -241,10 +241,10 @@ class ChatTemplate:
         """Return the ids of a text without special tokens around it."""
         text = valid_unicode(text)
         fast = self._fast
-        # A call of the tokenizer sets what the one before it has left.
+        # `truncation` and `padding` stay set from an earlier call of the tokenizer; only a full call resets them.
         if fast is None or fast.truncation or fast.padding or fast.encode_special_tokens:
             return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        # Where in the text each token stands takes a third of the time, and nobody asks.
+        # Without the offset of each token, which takes a third of the time and is not used here.
         (encoding,) = fast.encode_batch_fast([text], add_special_tokens=False)
         return tuple(encoding.ids)
 
@@ -268,8 +268,8 @@ def check_chat_template(path_or_name: str, template: str | None = None) -> None:
     Of a Hub name nothing is known before its tokenizer is loaded.
 
     Raises:
-        ConfigError: there is no such folder; it has no chat template and `template` is None; or there is no such
-            template.
+        ConfigError: the folder does not exist; it has no chat template and `template` is None; or that
+            template does not exist.
     """
     check_folder(path_or_name)
     if template is not None:
@@ -288,7 +288,7 @@ def check_chat_template(path_or_name: str, template: str | None = None) -> None:
 
 
 def template_identity(template: str | None) -> str:
-    """Return what a template adds to a model's name: "", or its name with a checksum of its text."""
+    """Return the suffix that a template adds to a model's name: "", or its name with a checksum of its text."""
     if template is None:
         return ""
     return f"+{Path(template).stem}@{hashlib.sha256(_read_template(template).encode()).hexdigest()[:8]}"
@@ -335,8 +335,8 @@ def chat_with_tools(messages: Sequence[Message], *, as_sent: bool = False) -> di
 
     With `as_sent` they are as a server takes them: the arguments of a call are a text.
 
-    >>> said = [Message("user", "Who?"), Message("call", '{"name": "search", "arguments": {"query": "a"}}')]
-    >>> called = chat_with_tools([*said, Message("tool", "Nobody.")])["messages"]
+    >>> messages = [Message("user", "Who?"), Message("call", '{"name": "search", "arguments": {"query": "a"}}')]
+    >>> called = chat_with_tools([*messages, Message("tool", "Spielberg.")])["messages"]
     >>> [message["role"] for message in called], called[1]["tool_calls"][0]["function"]["arguments"]
     (['user', 'assistant', 'tool'], {'query': 'a'})
     """
@@ -383,7 +383,7 @@ def loading(path_or_name: str) -> Iterator[None]:
         raise
     except Exception as error:  # of damaged files nearly anything, RecursionError and MemoryError too
         if is_out_of_memory(error):
-            raise  # it says nothing of the files
+            raise  # it is not about the files
         reason = excerpt(str(error).partition("Check your internet connection")[0], 200) or type(error).__name__
         raise ConfigError(
             f"model {path_or_name!r} cannot be loaded: {reason} (give a folder saved by save_pretrained, or a Hub "

@@ -16,21 +16,21 @@ from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, caller
 from reasonrag.storage.journal import Journal
 
-_WITHOUT_SLOTS = 32  # requests in flight, if neither engine nor settings say how many
+_WITHOUT_SLOTS = 32  # requests in flight, if neither engine nor settings limit them
 
 
 class JournaledLLM:
     """Wraps any LLM: replays the replies in the journal, and stores the others there.
 
     A request is identified by model, prompt and sampling, including the seed: two samples of one prompt have two seeds
-    and stay two samples. A greedy policy draws none, and is asked once. A judge's seed counts: it tells its retries
-    apart.
+    and stay two samples. A greedy policy draws no sample and gets one request. A judge's seed counts: each retry has
+    its own.
 
     Secrets in a reply are replaced before it is stored or used, so that a resumed run reads the same text. The policy
     of online training does not pass through here, as it is trained on its tokens as sampled; its secrets are replaced
     when rollouts are written (`online_rl.monitoring`).
 
-    A completion has what is stored of it, so that a resumed run goes on from the same values: log-probabilities in
+    A completion has the values that are stored, so that a resumed run goes on from the same ones: log-probabilities in
     single precision, and no ids of the prompt, which are the most of what vLLM reports and which nothing reads.
     """
 

@@ -1,7 +1,7 @@
 """A transformers model in this process: one worker thread writes the requests of many tasks in batches.
 
-The worker knows no deadline. It waits for a request, or it computes; between two tokens it takes what has come. A
-`Watch` looks whether it gets on.
+The worker knows no deadline. It waits for a request, or it computes; between two tokens it takes new requests. A
+`Watch` checks that it makes progress.
 """
 
 from __future__ import annotations

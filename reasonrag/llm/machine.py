@@ -58,7 +58,7 @@ def weights_of(path_or_name: str, revision: str | None = None) -> Weights | None
                     parameters += prod(tensor["shape"])
                     size += tensor["data_offsets"][1] - tensor["data_offsets"][0]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
-            return None  # loading it says what is wrong
+            return None  # loading the model reports the problem
     return Weights(parameters, size) if size else None
 
 
@@ -94,7 +94,7 @@ def require_memory(
     `instead` are another dtype and number of copies, and the flags that choose them: named first if they fit.
 
     Raises:
-        ConfigError: what is needed, what is free, and the `remedy`.
+        ConfigError: the model does not fit; names the memory that it needs, the free memory and the `remedy`.
     """
     weights, free = weights_of(path_or_name, revision), free_memory()
     if weights is None or free is None or copies * weights.bytes_as(dtype) <= free:
@@ -119,7 +119,7 @@ def gigabytes(size: float) -> str:
 
 
 def size_if_large(path_or_name: str, revision: str | None = None) -> str:
-    """Return how large a model is that takes long to load, "" for a small one or where it is not known."""
+    """Return the size of a model that takes long to load; "" for a small one, or if the size is unknown."""
     weights = weights_of(path_or_name, revision)
     return gigabytes(weights.bytes) if weights is not None and weights.bytes > _LARGE else ""
 
@@ -133,7 +133,7 @@ _TURNS = 5
 
 
 def choose_threads(model: Any) -> int:
-    """Return how many threads torch should use for a model; on a GPU, those that it has.
+    """Return how many threads torch should use for a model; for one on a GPU, as many as before.
 
     In this order: one for a model below 20 million parameters; OMP_NUM_THREADS; the number that multiplies
     matrices fastest at this moment, which takes about a second.

@@ -47,13 +47,13 @@ Encode = Callable[[Prompt], str | Sequence[int]]
 Encoded = str | list[int] | None
 
 MOST_TOKENS = 1 << 24
-"""No vocabulary and no prompt has more tokens; a larger id or count of a server is none."""
+"""No vocabulary and no prompt has more tokens; a larger id or count of a server is discarded."""
 
 _ROUNDING = 1e-3  # by which the logarithm of a probability may exceed 0, in half precision
 
 
 class BadReply(ValueError):
-    """A reply with status 200 does not hold what was asked for."""
+    """A reply with status 200 lacks the requested content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class ServedModel:
     """An entry of a server's list of models."""
 
     name: str
-    root: str  # the folder or Hub id that it was loaded from, of an adapter too; "" if the server does not say
+    root: str  # the folder or Hub id that it was loaded from, of an adapter too; "" if the server does not report it
     is_vllm: bool
-    context: int | None  # the most tokens of a prompt and its completion; None if the server does not say
+    context: int | None  # the most tokens of a prompt and its completion; None if the server does not report it
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +240,10 @@ class Wire:
 
 
 def messages_of(request: Mapping[str, Any]) -> tuple[Message, ...]:
-    """Return the messages and functions of somebody's request as ours: `chat_with_tools` the other way.
+    """Return the messages and functions of a client's request as ours: `chat_with_tools` the other way.
 
-    >>> said = {"messages": [{"role": "developer", "content": "Search."}, {"role": "user", "content": "Who?"}]}
-    >>> [message.role for message in messages_of(said)]
+    >>> request = {"messages": [{"role": "developer", "content": "Search."}, {"role": "user", "content": "Who?"}]}
+    >>> [message.role for message in messages_of(request)]
     ['system', 'user']
     """
     tools = request.get("tools")

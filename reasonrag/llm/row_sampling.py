@@ -200,7 +200,7 @@ def room_for(name: str, prompt_ids: Sequence[int], context: int) -> int:
 
 @dataclass(slots=True)
 class _Writing:
-    """A row, what is written of it so far, and who gets it in the end."""
+    """A row, its tokens so far, and the future that gets its completion."""
 
     row: Row
     future: Future[Completion]
@@ -217,7 +217,7 @@ class _Writing:
 class RowBatch:
     """Rows that a model writes together: each leaves as soon as it is done, and others may take its place.
 
-    A row whose future is cancelled leaves, too. All of this blocks, so it belongs on a worker thread.
+    A row whose future is cancelled leaves, too. All methods block, so they belong on a worker thread.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class RowBatch:
         return self._prefixes is not None or not self._rows
 
     def join(self, rows: Sequence[tuple[Row, Future[Completion]]]) -> None:
-        """Add rows, whose prompts are computed here. Each future gets its row's completion."""
+        """Add rows and compute their prompts. Each future gets its row's completion."""
         import torch
 
         if self._prefixes is not None:
@@ -265,7 +265,7 @@ class RowBatch:
         self._rows += [_Writing(row, future, Random(row.seed)) for row, future in rows]
 
     def write(self) -> None:
-        """Write tokens until at most half of the rows are left, or `pause` says so.
+        """Write tokens until at most half of the rows are left, or `pause` returns true.
 
         `generate` computes all rows of a call until it ends, so a call ends before many of them are done.
         """
@@ -295,7 +295,7 @@ class RowBatch:
             self._shrink(made.past_key_values)
 
     def _shrink(self, cache: Any) -> None:
-        """Keep what is left of the rows, and of their padding no more than they need."""
+        """Keep the rows that go on, with no more padding than they need."""
         import torch
 
         left = [place for place, writing in enumerate(self._rows) if writing.ended is None]
@@ -323,7 +323,7 @@ class RowBatch:
         self._top_p = of_rows([rows[place].top_p for place in self._cut])[:, None]
 
     def _choose(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Turn `[B, V]` logits into `[B, V]` scores whose maximum is the sampled token (`generate`'s processor)."""
+        """Turn `[B, V]` logits into `[B, V]` scores with the maximum at the sampled token (`generate`'s processor)."""
         import torch
 
         logits = scores if self._temperature is None else scores / self._temperature
@@ -395,7 +395,7 @@ def words_at(probabilities: Tensor, draws: Tensor) -> Tensor:
 
 
 def _reached(masses: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the `[B, 1]` places at which `[B, N]` masses, added up, exceed `[B, 1]` wanted ones, and what they lack.
+    """Return the `[B, 1]` places at which `[B, N]` masses, added up, exceed `[B, 1]` wanted ones, and the difference.
 
     A place has a mass above zero, even if rounding makes all of them together too little.
     """
@@ -408,7 +408,7 @@ def _reached(masses: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """Set all but the most likely words, whose mass reaches `[B, 1]` top_p, to zero; of equal words the first stay."""
+    """Zero all but the most likely words that together reach `[B, 1]` top_p; of equal words the first stay."""
     most = probabilities.topk(min(_LIKELY_WORDS, probabilities.shape[1]), dim=-1).values
     if bool((most.sum(dim=-1, keepdim=True) < top_p).any()):
         most = probabilities.sort(dim=-1, descending=True).values

@@ -65,8 +65,8 @@ _MISSING = {
 class ServerLLM:
     """A model on an OpenAI-compatible server, or on several, with retries and bounded concurrency.
 
-    A server that cannot be reached, or says 502, 503 or 504, is waited for: one request at a time finds out whether it
-    is back. With several servers the requests of a question go to one of them, and to another one if it is away.
+    A server that cannot be reached, or answers 502, 503 or 504, is waited for: one request at a time finds out whether
+    it is back. With several servers the requests of a question go to one of them, and to another one if it is away.
 
     Use an instance in one event loop; after `aclose` it may be used in another.
 
@@ -144,7 +144,7 @@ class ServerLLM:
             raise ConfigError("there has to be an address, timeout_s has to be positive, max_retries not negative")
         self.name = name or (public_name(model) if model else "")
         self.dropped: set[str] = set() if seeded else {"seed"}
-        self._missed: set[str] = set()  # what a reply had to have and had not
+        self._missed: set[str] = set()  # fields that replies should have had, and had not
         self._wire = Wire(model, encode, vllm, logprobs, processed_logprobs, think, vocabulary)
         self._key, self._key_env = api_key or None, key_env
         self._headers = bearer_header(api_key, "the API key")
@@ -185,7 +185,7 @@ class ServerLLM:
         return (*completions, *(task.result()[0] for task in tasks))
 
     async def check(self) -> ServedModel | None:
-        """Return what the first server that answers says of the model, None if it does not list it.
+        """Return how the first server that answers lists the model; None if it does not list it.
 
         Some servers do not list the models that they serve (`transformers serve` with a local folder). If the model is
         not listed, one token is requested from it. A model without a name gets that of the only one that is listed.
@@ -219,7 +219,7 @@ class ServerLLM:
         return None
 
     async def prompt_tokens(self, prompt: Prompt) -> int:
-        """Return how many tokens vLLM makes of a prompt without an open turn; 0 if the server does not say."""
+        """Return how many tokens vLLM makes of a prompt without an open turn; 0 if the server does not report it."""
         body = self._wire.body(prompt, None, Sampling())
         root = self._addresses.all[0].url.removesuffix("/v1")
         status, raw = await self._ask("POST", f"{root}/tokenize", json.dumps(body).encode())
@@ -238,7 +238,7 @@ class ServerLLM:
         return reply.status, raw
 
     async def _served(self, url: str) -> ServedModel | ConfigError | LLMError | None:
-        """Return what the server lists of the model, or the problem with its list; None if it has no list."""
+        """Return the entry of the model in the server's list, or the problem with its list; None if it has no list."""
         status, raw = await self._ask("GET", f"{url}/models")
         if status in _NO_ROUTE:
             usual = re.sub(r"(/v1)?(/chat)?(/completions)?$", "", url) + "/v1"
@@ -280,7 +280,7 @@ class ServerLLM:
     def _session(self) -> aiohttp.ClientSession:
         if self._open is None:
             self._open = aiohttp.ClientSession(
-                # No second queue behind the slots: the time of a request starts when it gets its slot.
+                # No second queue after the slots: the time of a request starts when it gets its slot.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 headers=self._headers | {"Content-Type": "application/json"},
                 cookie_jar=aiohttp.DummyCookieJar(),  # else each request looks for cookies
@@ -288,7 +288,7 @@ class ServerLLM:
         return self._open
 
     async def _encoded(self, prompt: Prompt) -> Encoded:
-        """Return what the completions endpoint takes; None for the chat endpoint."""
+        """Return the prompt as the completions endpoint takes it; None for the chat endpoint."""
         if self._encoder is None:
             return None
         return await self._encoder.call(self._wire.encoded, prompt)

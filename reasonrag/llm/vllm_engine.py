@@ -46,7 +46,7 @@ class VLLMEngine:
             engine_args: other arguments of vLLM's `AsyncEngineArgs`, such as `tensor_parallel_size` or `max_model_len`.
 
         Raises:
-            ConfigError: vLLM is not installed, there is no GPU, or the model cannot be loaded.
+            ConfigError: vLLM is not installed, this machine has no GPU, or the model cannot be loaded.
         """
         try:
             from vllm import AsyncEngineArgs

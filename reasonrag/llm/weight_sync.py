@@ -249,7 +249,7 @@ class NCCLTransport:
         """Form a group with the server's workers.
 
         Raises:
-            ConfigError: TRL or vLLM is not installed here, there is no CUDA device, or the server has no
+            ConfigError: TRL or vLLM is not installed here, this machine has no CUDA device, or the server has no
                 weight-transfer engine.
             LLMError: with cause `weight_sync`: the server cannot be reached, or the group cannot be formed.
         """
@@ -268,7 +268,7 @@ class NCCLTransport:
             raise LLMError(f"{self.root}: {reason(error)}", cause="weight_sync") from error
 
     def send(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send chunk by chunk. The tensors of a chunk are computed before the workers are told to receive it.
+        """Send chunk by chunk. The tensors of a chunk are computed before the workers start to receive it.
 
         An iterator that failed during a broadcast would leave the workers waiting forever. If this raises, the server
         may hold a part of the weights.
@@ -387,5 +387,5 @@ def _merged(parameter: Any, layers: Sequence[Any]) -> Any:
 
 
 def reason(error: Exception) -> str:
-    """Return what an error says, else its type."""
+    """Return the message of an error, or its type if it has none."""
     return excerpt(str(error), 200) or type(error).__name__

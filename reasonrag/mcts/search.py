@@ -67,7 +67,7 @@ class Node:
 
     @property
     def value(self) -> float | None:
-        """Q(s): the mean of the values backed up through this node; None while there is none."""
+        """Q(s): the mean of the values backed up through this node; None before the first one."""
         return self.value_sum / self.valued if self.valued else None
 
     def back_up(self, value: float | None) -> None:
@@ -150,10 +150,10 @@ class Evaluation:
     """The value of a node, and the rollouts that were made for it.
 
     Args:
-        value: in [0, 1]; None if there is none (no rollout ended with an answer, the judge could not be parsed).
+        value: in [0, 1]; None if it is unknown (no rollout ended with an answer, or the judge could not be parsed).
         rollouts: finished continuations of the trajectory; the tree keeps them.
         rollout_values: `[len(rollouts)]` value of each by itself; None for one without an answer.
-        calls: model calls beside the steps of the rollouts: 1 for a verdict, however often it was retried.
+        calls: model calls other than the steps of the rollouts: 1 for a verdict, however often it was retried.
     """
 
     value: float | None
@@ -252,7 +252,7 @@ class TreeSearch:
                     break  # nothing is left to expand, or the calls are spent
 
                 # Expand it by a step of the policy and value the new node, in a task. A terminal node keeps its value.
-                # Trees with the fewest iterations behind them come first, or the last ones would end long after others.
+                # Trees with the fewest completed iterations come first, or the last ones would end long after others.
                 caller.set(Caller(f"{question.dataset}/{question.id}", completed))
                 task = None
                 expands = self._has_room(selected)
@@ -282,7 +282,7 @@ class TreeSearch:
     def _select(self, tree: Tree, recorded: Sequence[Trajectory]) -> Node | None:
         """Return the node on the best path from the root that is terminal or has room for a child.
 
-        None if there is none: the tree is finished, or an iteration in flight has to end first.
+        None if there is no such node: the tree is finished, or an iteration in flight has to end first.
         """
         newest_first = reversed(tree.nodes)  # the newest most likely has room
         if not (self.settings.rejudge_terminal or any(map(self._has_room, newest_first))):
@@ -337,7 +337,7 @@ class TreeSearch:
 class _Iteration:
     """An iteration in flight: the node that it selected, and the task that makes and values the node below it.
 
-    There is no task if the node has ended and keeps its value. `expands` is whether a child is being made.
+    A node that has ended keeps its value, without a task. `expands` is true while a child is being made.
     """
 
     selected: Node

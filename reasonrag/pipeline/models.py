@@ -44,7 +44,7 @@ def open_llm(config: ModelConfig, role: Role, *, beside: LLM | None = None) -> L
     its own.
 
     Raises:
-        ConfigError: no model is named and there is no GPU, the address is unknown, or it cannot work here.
+        ConfigError: no model is named on a machine without a GPU, the address is unknown, or it cannot work here.
     """
     address = _address(config, role)
     assert address.backend is not None
@@ -75,7 +75,7 @@ def check_llm(config: ModelConfig, role: Role) -> None:
     """Check a model's address without loading the model: its backend, and the files of a folder.
 
     Raises:
-        ConfigError: the model cannot work here; one line says why.
+        ConfigError: the model cannot work here; one line names the reason.
     """
     address = _address(config, role)
     if config.card and not carried_settings(config.carrier):
@@ -101,7 +101,7 @@ def check_llm(config: ModelConfig, role: Role) -> None:
 
 
 async def once_up(part: Any, wait_s: float) -> Any:
-    """Return what a part's `check` returns; ask again for `wait_s` seconds while its server does not answer yet.
+    """Return the result of a part's `check`; repeat it for `wait_s` seconds while its server does not answer yet.
 
     Raises:
         LLMError, RetrievalError, ConfigError: as `check` does.
@@ -166,7 +166,7 @@ def as_served(config: Config, out: Path | None = None) -> Config:
     Explicit settings stay. A run that has begun in `out` goes on with the values that it began with.
 
     Raises:
-        ConfigError: a server or a context cannot serve this run; one line says what to do.
+        ConfigError: a server or a context cannot serve this run; one line names the remedy.
         LLMError: a server does not answer, or refuses the key.
     """
     roles: list[Role] = [role for role in ("policy", "judge") if config.model_of(role).address.is_server]
@@ -201,7 +201,7 @@ async def _asked(config: Config, roles: list[Role]) -> Config:
 
 
 def _with(config: Config, role: Role, learnt: Tree) -> Config:
-    """Return a configuration with settings of a model, and those of its card, below what it sets."""
+    """Return a configuration with settings of a model, and of its card, except for settings that it has already."""
     tree = carried_settings(ModelAddress("hf", learnt["card"])) if learnt.get("card") else {}
     merge(tree, {role: learnt})
     merge(tree, config.model_dump(exclude_unset=True))

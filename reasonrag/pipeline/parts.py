@@ -1,4 +1,4 @@
-"""Open what a configuration names: questions, retriever, format, policy and judge."""
+"""Open the parts that a configuration names: questions, retriever, format, policy and judge."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def open_parts(
     """Open everything that the configuration names; a part that is given as an object is taken instead.
 
     Raises:
-        ConfigError, DataError: a part does not exist or cannot work; one line says which, and what to do.
+        ConfigError, DataError: a part does not exist or cannot work; one line names it and the remedy.
     """
     if policy is None:
         check_llm(config.policy, "policy")  # before anything is downloaded

@@ -226,7 +226,7 @@ def export_pairs(
 
     Returns:
         Counts: total, by split, `left_out` by cause, by type of chosen and rejected (only for pairs of steps), by
-        depth; the median margin; the settings that say what was compared.
+        depth; the median margin; the settings of the comparison.
 
     Raises:
         RunError, DataError: the tree tables are missing or damaged.
@@ -281,7 +281,7 @@ def pairs_of(
         policy: the policy's name, a column of every pair.
         config_hash: of the run that made the trees.
         repeated: as in `derive_pairs`.
-        left_out: counts what is left out, by cause.
+        left_out: gets the number of pairs left out, by cause.
     """
     common: dict[str, Any] = {"policy": policy, "config_hash": config_hash, "read_ids": config.policy.reads_ids}
     common |= {"repeated": repeated, "left_out": left_out}
@@ -291,7 +291,7 @@ def pairs_of(
 
 
 def _comparison(config: Config) -> dict[str, Any]:
-    """Return the arguments of `derive_pairs` and `count_pairs` for what is compared, and how strictly."""
+    """Return the arguments of `derive_pairs` and `count_pairs` for the settings of the comparison."""
     chosen = config.pairs.model_dump(include={"min_margin", "min_rollouts", "min_confidence", "reward"})
     return chosen | {"alpha": config.pairs.alpha or config.value.alpha, "weighting": config.value.weighting}
 

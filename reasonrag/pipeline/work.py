@@ -75,7 +75,7 @@ async def work_through(
         stall_s: seconds without any progress after which the run is ended.
 
     Raises:
-        Stalled: there was no progress for `stall_s`; the work in flight is cancelled.
+        Stalled: the work made no progress for `stall_s`; the work in flight is cancelled.
         RunError: the run cannot go on, after all work in flight has ended. Nothing begins after it.
     """
     failures = 0
@@ -167,8 +167,8 @@ def _has_room(working: int, engines: Sequence[SlotCounts]) -> bool:
 class Usage(NamedTuple):
     """Requests, prompt and completion tokens, and their cost in the currency of the prices; None if one is unknown.
 
-    `cached_tokens` were taken from engines' prefix caches, of `cached_of` prompt tokens of the calls that say so.
-    `replayed` replies came from the journal, and are no calls.
+    `cached_tokens` were taken from engines' prefix caches, of `cached_of` prompt tokens of the calls that report them.
+    `replayed` replies came from the journal and do not count as calls.
     """
 
     calls: int = 0
@@ -195,11 +195,11 @@ class Progress:
         total: how many units of work there are.
         unit: what `total`, `done` and `failed` count: "questions" of a build, "iterations" of a preview, "attempts" of
             an evaluation (a question at one setting of one policy).
-        label: what is being worked on right now, such as a policy and its setting; "" shows nothing.
-        done_before: units that an earlier process finished; they are part of `done` and say nothing about the pace.
+        label: the current part of the work, such as a policy and its setting; "" shows nothing.
+        done_before: units that an earlier process finished; they are part of `done` and do not count for the pace.
         written: rows written so far by kind ("nodes", "pairs"), in the order shown.
-        planned: iterations (of an evaluation, steps) of the units that this process works on, if it knows; those that
-            have ended count with what they took. They say how far the work is while none has ended.
+        planned: iterations (of an evaluation, steps) of the units that this process works on, if it knows; ended
+            units count with the iterations that they took. They show the progress before the first unit has ended.
         begun: iterations in flight, which count as half done: with a lag they are most of what a young tree has.
         part: what `planned` and `iterations` count.
     """
@@ -224,7 +224,7 @@ class Progress:
     _closed: Usage = field(default_factory=Usage)
 
     def open(self, model: JournaledLLM, prices: ModelConfig) -> None:
-        """Count the calls of one more model; what came before the first, such as loading it, is no part of the pace."""
+        """Count the calls of one more model; the time before the first one opens does not count for the pace."""
         if not self._models and self._closed == Usage():
             self.started = time.monotonic()
         self._models.append((model, prices))
@@ -254,8 +254,8 @@ class Progress:
     def eta_s(self) -> float | None:
         """Seconds left: the replies that the work left needs, as many as that so far, at the pace of the calls.
 
-        None before the first reply, and while none comes. What a journal replays says how much the work needs, and
-        takes no time itself; what is in flight counts as half done.
+        None before the first reply, and while no replies come. Replies from a journal show how much the work needs and
+        take no time; work in flight counts as half done.
         """
         usage, (done, left) = self.usage, self._work
         if not done or not usage.calls or (left and self._silent_s(usage.calls) >= _SILENT_S):
@@ -271,7 +271,7 @@ class Progress:
 
     @property
     def _work(self) -> tuple[float, float]:
-        """What this process has done and what is left: iterations where they are planned, else units."""
+        """The work that this process has done, and the work left: iterations where they are planned, else units."""
         if self.planned:
             done = self.iterations + self.begun / 2
             return done, self.planned - done

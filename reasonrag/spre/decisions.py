@@ -24,7 +24,7 @@ Content = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A step in a state, with what is known about its worth.
+    """A step in a state, and the rewards that it led to.
 
     Attributes:
         content: type of the action, and its text; see `content_of`.
@@ -32,7 +32,7 @@ class Decision:
         reward: mean over all complete trajectories below any of them; None if it is unknown.
         ends: `[K]` reward of each of these trajectories.
         ceiling: highest reward that a trajectory through it can have, which answers right at the next step; None if the
-            step is an answer itself, whose F1 is known.
+            step is an answer itself: its F1 is known.
     """
 
     content: Content
@@ -84,7 +84,7 @@ def decisions_of(
 
 
 def content_of(node: Row) -> Content:
-    """Return what a step says: its type, and the text inside the tag, normalised.
+    """Return the content of a step: its type, and the text inside the tag, normalised.
 
     The text is the whole step if it could not be parsed, or if nothing is left after normalising. A query and an answer
     of the same text differ.
@@ -204,7 +204,7 @@ def _posterior(ends: tuple[float, ...], ceiling: float | None, side: int) -> Any
 
 @lru_cache(maxsize=64)
 def _gammas(side: int, trajectories: int) -> Any:
-    """Return `[2 + trajectories, _DRAWS]` gamma variates, whose shares of their sum are Dirichlet weights.
+    """Return `[2 + trajectories, _DRAWS]` gamma variates; divided by their sum they are Dirichlet weights.
 
     Rows are drawn one after another, so a larger table begins with the smaller one.
     """

@@ -29,7 +29,7 @@ def spre(correctness: Sequence[float], lengths: Sequence[int], *, alpha: float) 
         alpha: decay per action, in (0, 1].
 
     Raises:
-        ValueError: there is no rollout, or not as many lengths as scores.
+        ValueError: `scores` is empty, or there are not as many lengths as scores.
 
     >>> spre([1.0, 0.0], [2, 5], alpha=0.5)
     0.125

@@ -11,7 +11,7 @@ from reasonrag.spre.estimate import Weighting, means_below
 from reasonrag.storage.parquet import Row
 
 _SCORES = ("value", "spre", "f1", "em")
-# Columns that are checked, and those that name the question.
+# The columns that are checked, and the names of the question.
 SHAPE = ("dataset", "question_id", "question", "node_id", "parent_id", "depth", "visits", "valued", *_SCORES)
 _ROUNDING = 1e-9
 
