@@ -43,21 +43,6 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_request_that_finds_no_server_has_not_been_lost_by_it():
-    async def main(server: Server) -> list[str]:
-        llm, replies = ServerLLM(server.base_url, "m", max_retries=0), []
-        async with aclosing(llm):
-            asked = asyncio.create_task(ask(llm, "q", 1, lambda _, text: replies.append(text)))
-            await until(lambda: llm.slots.away_since is not None or asked.done())
-            server.start()
-            await asked
-        return replies
-
-    with Server() as server:
-        server.stop()
-        assert asyncio.run(main(server)) == [str(server.port)]
-
-
 def test_a_server_that_was_given_up_is_asked_by_the_next_request():
     async def main(server: Server) -> list[str]:
         llm, replies = ServerLLM(server.base_url, "m"), []

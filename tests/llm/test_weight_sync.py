@@ -116,39 +116,42 @@ def ask(server: FakeVLLM, **settings: Any) -> str:
     return asyncio.run(run())
 
 
-def test_a_push_pauses_transfers_resets_the_cache_and_resumes():
+@pytest.fixture
+def server() -> Iterator[FakeVLLM]:
     with FakeVLLM() as server:
-        sync = opened(server)
-        assert sync.version is None
-        sync.push(weights(1))
-        assert server.calls == WHOLE
-        assert (sync.version, server.weights, server.paused) == (1, {"v": -1, "w": 1}, False)
+        yield server
 
 
-def test_no_text_after_a_push_comes_from_a_prefix_cached_before_it():
-    with FakeVLLM() as server:
-        sync = opened(server)
-        texts = []
-        for push in (1, 2):
-            sync.push(weights(push))
-            texts.append(ask(server))
+def test_a_push_pauses_transfers_resets_the_cache_and_resumes(server: FakeVLLM):
+    sync = opened(server)
+    assert sync.version is None
+    sync.push(weights(1))
+    assert server.calls == WHOLE
+    assert (sync.version, server.weights, server.paused) == (1, {"v": -1, "w": 1}, False)
+
+
+def test_no_text_after_a_push_comes_from_a_prefix_cached_before_it(server: FakeVLLM):
+    sync = opened(server)
+    texts = []
+    for push in (1, 2):
+        sync.push(weights(push))
+        texts.append(ask(server))
     assert texts == ["1/1", "2/2"]
 
 
-def test_a_request_that_comes_during_a_push_waits_and_gets_the_new_weights():
+def test_a_request_that_comes_during_a_push_waits_and_gets_the_new_weights(server: FakeVLLM):
     written: list[str] = []
-    with FakeVLLM() as server:
-        client = threading.Thread(target=lambda: written.append(ask(server)))
+    client = threading.Thread(target=lambda: written.append(ask(server)))
 
-        def tensors() -> Iterator[tuple[str, Any]]:
-            assert server.paused
-            client.start()
-            assert server.asked.wait(60)
-            assert not written
-            yield from weights(1)
+    def tensors() -> Iterator[tuple[str, Any]]:
+        assert server.paused
+        client.start()
+        assert server.asked.wait(60)
+        assert not written
+        yield from weights(1)
 
-        opened(server).push(tensors())
-        client.join(60)
+    opened(server).push(tensors())
+    client.join(60)
     assert written == ["1/1"]
 
 
@@ -157,69 +160,65 @@ def failing(after: int = 1) -> Iterator[tuple[str, Any]]:
     raise MemoryError("no room for the next tensor")
 
 
-def test_a_transfer_that_fails_leaves_the_server_paused_and_its_version_unknown():
-    with FakeVLLM() as server:
-        sync = opened(server)
-        sync.push(weights(1))
-        with pytest.raises(LLMError, match=r"push 2: no room for the next tensor.*stays paused") as caught:
-            sync.push(failing())
-        assert caught.value.cause == "weight_sync"
-        assert (sync.version, server.paused, server.calls[-1]) == (None, True, "start")
+def test_a_transfer_that_fails_leaves_the_server_paused_and_its_version_unknown(server: FakeVLLM):
+    sync = opened(server)
+    sync.push(weights(1))
+    with pytest.raises(LLMError, match=r"push 2: no room for the next tensor.*stays paused") as caught:
+        sync.push(failing())
+    assert caught.value.cause == "weight_sync"
+    assert (sync.version, server.paused, server.calls[-1]) == (None, True, "start")
 
 
-def test_the_next_whole_push_repairs_a_failed_one():
-    with FakeVLLM() as server:
-        sync = opened(server)
-        with pytest.raises(LLMError):
-            sync.push(failing())
-        sync.push(weights(2))
-        assert (sync.version, server.paused, ask(server)) == (1, False, "2/2")
+def test_the_next_whole_push_repairs_a_failed_one(server: FakeVLLM):
+    sync = opened(server)
+    with pytest.raises(LLMError):
+        sync.push(failing())
+    sync.push(weights(2))
+    assert (sync.version, server.paused, ask(server)) == (1, False, "2/2")
 
 
 @pytest.mark.parametrize("fault", ["kept", 409], ids=["success: false", "refused"])
-def test_a_cache_that_is_not_reset_fails_the_push(fault: int | str):
-    with FakeVLLM(reset_prefix_cache=[fault]) as server:
-        sync = opened(server)
-        with pytest.raises(LLMError, match="stays paused"):
-            sync.push(weights(1))
-        assert (sync.version, server.paused) == (None, True)
-
-
-def test_a_server_that_cannot_be_paused_goes_on_with_the_weights_that_it_has():
-    with FakeVLLM() as server:
-        sync = opened(server)
+def test_a_cache_that_is_not_reset_fails_the_push(server: FakeVLLM, fault: int | str):
+    server.faults.update(reset_prefix_cache=[fault])
+    sync = opened(server)
+    with pytest.raises(LLMError, match="stays paused"):
         sync.push(weights(1))
-        server.faults["pause"] = [400]
-        with pytest.raises(LLMError, match="still has the weights of push 1"):
-            sync.push(weights(2))
-        assert (sync.version, server.paused, ask(server)) == (1, False, "1/1")
+    assert (sync.version, server.paused) == (None, True)
 
 
-def test_a_server_with_unknown_weights_that_cannot_be_paused_is_not_resumed():
-    with FakeVLLM() as server:
-        sync = opened(server)
-        with pytest.raises(LLMError):
-            sync.push(failing())
-        server.faults["pause"] = [400]
-        with pytest.raises(LLMError, match="with unknown weights"):
-            sync.push(weights(2))
-        assert (server.paused, "resume" in server.calls) == (True, False)
+def test_a_server_that_cannot_be_paused_goes_on_with_the_weights_that_it_has(server: FakeVLLM):
+    sync = opened(server)
+    sync.push(weights(1))
+    server.faults["pause"] = [400]
+    with pytest.raises(LLMError, match="still has the weights of push 1"):
+        sync.push(weights(2))
+    assert (sync.version, server.paused, ask(server)) == (1, False, "1/1")
+
+
+def test_a_server_with_unknown_weights_that_cannot_be_paused_is_not_resumed(server: FakeVLLM):
+    sync = opened(server)
+    with pytest.raises(LLMError):
+        sync.push(failing())
+    server.faults["pause"] = [400]
+    with pytest.raises(LLMError, match="with unknown weights"):
+        sync.push(weights(2))
+    assert (server.paused, "resume" in server.calls) == (True, False)
 
 
 @pytest.mark.parametrize("fault", [503, "drop"])
 @pytest.mark.parametrize("name", ["pause", "reset_prefix_cache", "resume"])
-def test_a_hiccup_of_a_control_request_is_overcome(name: str, fault: int | str):
-    with FakeVLLM(**{name: [fault]}) as server:
-        sync = opened(server)
+def test_a_hiccup_of_a_control_request_is_overcome(server: FakeVLLM, name: str, fault: int | str):
+    server.faults.update(**{name: [fault]})
+    sync = opened(server)
+    sync.push(weights(1))
+    assert (sync.version, server.paused, ask(server)) == (1, False, "1/1")
+
+
+def test_a_server_without_the_endpoints_is_told_how_to_start(server: FakeVLLM):
+    server.faults.update(pause=[404])
+    sync = opened(server)
+    with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
         sync.push(weights(1))
-        assert (sync.version, server.paused, ask(server)) == (1, False, "1/1")
-
-
-def test_a_server_without_the_endpoints_is_told_how_to_start():
-    with FakeVLLM(pause=[404]) as server:
-        sync = opened(server)
-        with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
-            sync.push(weights(1))
 
 
 class Client:

@@ -45,16 +45,6 @@ def test_a_tree_stops_at_the_first_iteration_by_which_its_rollouts_have_used_the
         assert budget <= calls == enough <= budget + K * (MAX_STEPS - 1)
 
 
-def test_the_last_iterations_rollouts_may_run_to_their_ends():
-    def searching(prompt, sampling):
-        if prompt.stop == ("</answer>",):
-            return "<answer>x</answer>"
-        return "<evidence>y</evidence>" if prompt.stop == ("</evidence>",) else "<query>Jaws</query>"
-
-    _, calls = by_rollouts(SearchConfig(lag=0, max_calls=1), policy=searching)
-    assert calls == 1 + K * (MAX_STEPS - 1)
-
-
 @pytest.mark.parametrize("budget", range(1, 21))
 def test_a_judged_tree_counts_steps_and_verdicts_and_exceeds_its_budget_by_one_at_most(budget):
     tree, steps, verdicts = by_judge(SearchConfig(lag=0, iterations=64, max_calls=budget))

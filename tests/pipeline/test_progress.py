@@ -1,11 +1,5 @@
 from __future__ import annotations
 
-import io
-from collections import Counter
-
-from rich.console import Console
-
-from reasonrag.commands.console import Display
 from reasonrag.core.http import RETRIES
 from reasonrag.pipeline.work import Progress, Usage
 
@@ -37,14 +31,6 @@ def test_what_a_journal_replays_says_how_much_is_left_and_takes_no_time():
     assert at(progress, 1, calls=0, replayed=5_000).eta_s is None
     progress.iterations = 600
     assert near(at(progress, 100, calls=1_000, replayed=5_000).eta_s, 400)  # 4,000 calls at 10 a second
-
-
-def test_failures_are_a_line_for_each_cause_with_its_count():
-    progress = Progress(10, failed=3, causes=Counter({"timeout": 1, "unreachable\n\x1b[31m": 2}))
-    out = io.StringIO()
-    with Display(Console(file=out, width=400), progress) as display:
-        display.print_line()
-    assert out.getvalue().splitlines()[1:] == ["  2 failed: unreachable �[31m", "  1 failed: timeout"]
 
 
 def test_retries_since_the_start_are_counted():

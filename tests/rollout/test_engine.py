@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from reasonrag.core.errors import LLMError, RunError
-from reasonrag.core.types import Answer, Completion, FinishReason, Malformed, Note, Search, StopReason, Trajectory
+from reasonrag.core.types import Answer, Malformed, Note, Search, StopReason, Trajectory
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
@@ -52,12 +52,6 @@ def test_a_step_that_cannot_be_read_is_a_step_and_the_stage_stays():
     assert trajectory.steps[1].action == Malformed("no_tag")
     assert llm.prompts[1] == llm.prompts[2], "what could not be read is not shown again"
     assert len(trajectory.steps) == 4
-
-
-def test_trajectories_with_the_same_prompt_draw_different_seeds():
-    llm = ScriptedLLM(lambda prompt, sampling: f"<answer>{sampling.seed}</answer>")
-    answers = {t.answer for t in run(Engine(llm, ToyRetriever(), FORMAT), count=4)}
-    assert len(answers) == 4
 
 
 def test_a_backend_that_gives_up_raises_after_the_others_have_ended():
@@ -120,11 +114,3 @@ def test_a_policy_whose_first_steps_cannot_be_read_is_asked_no_more(readable, mo
         read = len([n for n in readable if n < asked])
         assert said.startswith(f"hf:base: {read} of the first {asked} steps can be read ({asked - read} no_tag), for")
         assert "'\\x1b[1m'" in said and said.endswith("pass --max-unreadable 1 to continue anyway")
-
-
-def test_what_was_cut_off_wants_more_tokens():
-    cut = Completion("So the next", finish_reason=FinishReason.LENGTH)
-    first_steps = FirstSteps("hf:base", most_unreadable=0.9, longer="--max-tokens 64")
-    engine = Engine(ScriptedLLM(lambda *_: cut), ToyRetriever(), FORMAT, max_steps=20, first_steps=first_steps)
-    with pytest.raises(RunError, match=r"12 were cut off: let it write more \(--max-tokens 64, in a new folder\)"):
-        run(engine)
