@@ -147,16 +147,3 @@ def test_what_a_text_does_not_show_is_refused_before_anything_is_written(wrong, 
         export_task(settings(**wrong), tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_same_task_is_written_again(tmp_path):
-    export_task(settings(), tmp_path / "out")
-    first = (tmp_path / "out/train.parquet").read_bytes()
-    export_task(replace_limit(settings(), 4), tmp_path / "out")
-    assert len(read_parquet(tmp_path / "out/train.parquet", verl_schema())) == 4
-    export_task(settings(), tmp_path / "out")
-    assert (tmp_path / "out/train.parquet").read_bytes() == first
-
-
-def replace_limit(before, limit):
-    return before.model_copy(update={"limit": limit})

@@ -150,14 +150,6 @@ def test_assignments_are_yaml():
             parse_assignment(bad)
 
 
-def test_the_demo_policy_brings_its_prompts_unless_others_are_asked_for():
-    config = load_config(overrides={"policy.spec": "demo"})
-    assert (config.format.prompts, config.retrieval.top_k, config.policy.max_tokens) == ("brief", 1, 48)
-    config = load_config(overrides={"policy.spec": "demo", "retrieval.top_k": 3})
-    assert (config.format.prompts, config.retrieval.top_k) == ("brief", 3)
-    assert load_config(overrides={"policy.spec": "extractive"}).format.prompts == "default"
-
-
 def test_a_policy_that_judges_itself_has_one_price():
     prices = {"policy.input_price": 1.0, "policy.output_price": 2.0, "value.kind": "judge"}
     assert load_config(overrides=prices).prices["judge"].cost(1_000_000, 1_000_000) == 3.0

@@ -36,13 +36,6 @@ def test_the_same_numbers_give_the_same_bytes(kind, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg", "b.png", "b.svg"]
 
 
-def test_other_numbers_give_another_picture(tmp_path):
-    once = save_charts(tmp_path / "a", [panel(RISING)])
-    again = save_charts(tmp_path / "b", [panel(Line("policy", (1, 2, 3), (0.1, 0.2, 0.9)))])
-    assert once[0].read_bytes() != again[0].read_bytes()
-    assert once[1].read_bytes() != again[1].read_bytes()
-
-
 def test_the_style_of_the_user_changes_nothing(tmp_path):
     import matplotlib
 
@@ -73,23 +66,10 @@ def test_every_panel_and_line_is_named(tmp_path):
     assert (found.count("policy"), found.count("second"), found.count("steps")) == (5, 5, 5)
 
 
-def test_a_thousand_points_are_drawn(tmp_path):
-    steps = range(1000)
-    save_charts(tmp_path / "a", [panel(Line("loss", steps, [1 / (i + 1) for i in steps]))])
-    assert (tmp_path / "a.png").stat().st_size > 1000
-
-
 def test_a_panel_without_numbers_says_so(tmp_path):
     for stem, lines in (("a", ()), ("b", (Line("x", (), ()),))):
         svg, _ = save_charts(tmp_path / stem, [panel(*lines)])
         assert "no data" in words(svg)
-
-
-def test_what_cannot_be_drawn_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no panel"):
-        save_charts(tmp_path / "a", [])
-    with pytest.raises(ValueError, match="no bar"):
-        save_charts(tmp_path / "a", [BarChart("", "", ())])
 
 
 def test_importing_plots_imports_no_matplotlib():

@@ -88,16 +88,6 @@ def test_an_engine_that_refuses_what_it_has_no_room_for_is_kept_busy_with_few_re
     assert engine.asked <= 1.8 * engine.served / (1 - chance)
 
 
-@pytest.mark.parametrize(("chance", "least"), [(0.07, 0.95), (0.2, 0.95), (0.4, 0.9)])
-def test_requests_that_are_refused_by_chance_do_not_starve_an_engine(chance, least):
-    async def main(seed):
-        engine = Engine(slots=64, chance=chance, seed=seed)
-        await drive(engine, Slots(), seconds=120.0, askers=400)
-        return engine.busy_s / 120.0
-
-    assert min(run_virtually(main(seed)) for seed in range(3)) >= least * 64
-
-
 def test_a_request_that_is_refused_is_no_sign_that_an_engine_is_away_while_it_works_on_others():
     async def main():
         slots, found = Slots(3), []
@@ -120,18 +110,6 @@ def test_a_request_that_is_refused_is_no_sign_that_an_engine_is_away_while_it_wo
         return found
 
     assert run_virtually(main()) == [(1, False, 3), (2, False, 3), (0, True, 2)]
-
-
-def test_few_requests_do_not_lower_the_limit():
-    async def main():
-        slots = Slots()
-        await drive(Engine(slots=256), slots, seconds=60.0, askers=600)
-        before = slots.limit
-        await drive(Engine(slots=256), slots, seconds=400.0, askers=20)
-        return before, slots.limit
-
-    before, after = run_virtually(main())
-    assert after == before
 
 
 def test_one_request_at_a_time_finds_out_whether_an_engine_is_back():

@@ -49,12 +49,6 @@ def test_queries_of_many_tasks_leave_in_one_call() -> None:
     assert [len(queries) for queries, _ in inner.calls] == [100]
 
 
-def test_no_call_is_larger_than_max_batch() -> None:
-    inner = EchoRetriever()
-    asyncio.run(BatchedRetriever(inner, max_batch=4).search([f"q{i}" for i in range(10)], 1))
-    assert [len(queries) for queries, _ in inner.calls] == [4, 4, 2]
-
-
 def test_a_query_is_looked_up_once_also_when_asked_at_the_same_moment() -> None:
     inner = EchoRetriever(delay_s=0.02)
     batched = BatchedRetriever(inner, window_s=0.001)
@@ -146,18 +140,6 @@ def test_a_refused_query_fails_alone(cause: str, position: int) -> None:
     found = asyncio.run(ask_each(batched, queries))
     assert found == [cause if query.startswith("bad") else query for query in queries]
     assert len(inner.calls) == 17, "the batch, then two halves on each of 8 levels"
-
-
-def test_a_refused_query_is_tried_again_when_asked_again_and_the_others_are_not() -> None:
-    inner = Refusing("http_422")
-    batched = BatchedRetriever(inner)
-
-    async def ask() -> None:
-        for _ in range(2):
-            assert await ask_each(batched, ["a", "bad"]) == ["a", "http_422"]
-
-    asyncio.run(ask())
-    assert [queries for queries, _ in inner.calls] == [["a", "bad"], ["a"], ["bad"], ["bad"]]
 
 
 @pytest.mark.parametrize("cause", ["connection", "timeout", "http_401", "http_404", "http_429", "http_500", "http_503"])

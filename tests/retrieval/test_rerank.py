@@ -13,7 +13,6 @@ import pytest
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.combined import CrossEncoderReranker, RerankedRetriever
 from tests.retrieval.test_combined import Fixed, ids
 
@@ -92,12 +91,6 @@ def test_equal_scores_stay_in_the_order_found():
     assert ids(ranking) == "bdac"
 
 
-def test_more_are_read_where_more_are_asked_for():
-    reranker = ByScore({letter: place for place, letter in enumerate("abcdef")})
-    (ranking,) = search(RerankedRetriever(Fixed(*LETTERS), reranker, depth=2), "q", top_k=6)
-    assert ids(ranking) == "fedcba"
-
-
 # What is no score
 
 
@@ -133,21 +126,6 @@ def test_scores_are_those_of_the_model(model):
     assert [1 / (1 + math.exp(-score)) for score in scores] == pytest.approx(probabilities, abs=1e-5)
     assert len({round(score, 4) for score in scores}) == 5
     assert CrossEncoderReranker(str(model)).score("q", []) == []
-
-
-def test_a_real_index_is_reranked_by_a_real_model(model, tmp_path):
-    reranker = CrossEncoderReranker(str(model), device="cpu")
-    index = BM25Retriever.open(FILMS, cache=tmp_path)
-    (found,) = asyncio.run(index.search(["sharks and ships"], 20))
-    (ranking,) = search(RerankedRetriever(index, reranker), "sharks and ships", top_k=3)
-    scores = dict(zip(ids(found), reranker.score("sharks and ships", found), strict=True))
-    assert ids(ranking) == "".join(sorted(scores, key=lambda id_: -scores[id_])[:3])
-
-
-def test_what_is_too_long_is_cut(model):
-    long = [Passage("long", "sharks " * 5000), Passage("cut", "sharks " * 40)]
-    one, other = CrossEncoderReranker(str(model), device="cpu").score("ships", long)
-    assert one == pytest.approx(other, abs=1e-5)
 
 
 @pytest.mark.fault(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import resource
 import sqlite3
 from dataclasses import fields, replace
 
@@ -30,12 +29,6 @@ def journal(tmp_path):
 
 def ask(journal, llm, prompt=PROMPT, **sampling):
     return asyncio.run(JournaledLLM(llm, journal, kind="policy").complete(prompt, Sampling(**sampling)))
-
-
-def test_a_reply_is_paid_for_once(journal):
-    llm = ScriptedLLM(["a", "b"])
-    assert ask(journal, llm, seed=1) == ask(journal, llm, seed=1)
-    assert len(llm.prompts) == 1
 
 
 def test_a_greedy_policy_is_asked_once_whatever_the_seed_and_a_judge_once_for_each(journal):
@@ -119,50 +112,11 @@ def test_what_was_kept_is_there_for_the_next_process(tmp_path):
     second.close()
 
 
-def test_many_writers_share_a_commit_and_all_are_on_disk(journal):
-    async def write():
-        await asyncio.gather(*(journal.put_call(str(i), "policy", [i]) for i in range(500)))
-
-    asyncio.run(write())
-    other = sqlite3.connect(journal.path)
-    assert other.execute("SELECT COUNT(*) FROM calls").fetchone() == (500,)
-
-
 def test_a_finished_tree_forgets_the_failure_before_it(journal):
     asyncio.run(journal.put_failure("d", "1", "timeout", "x"))
     assert list(journal.failures()) == [("d", "1", "timeout", "x")]
     asyncio.run(journal.put_tree("d", "1", b""))
     assert list(journal.failures()) == []
-
-
-def test_nan_is_refused(journal):
-    with pytest.raises(ValueError, match="JSON"):
-        asyncio.run(journal.put_call("k", "policy", float("nan")))
-
-
-def test_a_damaged_file_is_refused_in_one_line(tmp_path):
-    path = tmp_path / "journal.sqlite"
-    path.write_bytes(b"not a database, but long enough to be read as one" * 10)
-    with pytest.raises(RunError, match="damaged"):
-        Journal(path)
-
-
-def test_a_full_disk_is_named_nothing_more_is_paid_for_and_later_it_goes_on(tmp_path):
-    path = tmp_path / "journal.sqlite"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with contextlib.closing(Journal(path)) as journal:
-        ask(journal, ScriptedLLM(["a"]), seed=1)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # EFBIG, as if the disk were full
-        try:
-            with pytest.raises(RunError, match=r"journal.sqlite cannot be used \(.*kB are free on its disk\)"):
-                ask(journal, ScriptedLLM(["b" * (1 << 17)]), seed=2)
-            with pytest.raises(RunError, match="cannot be used"):
-                ask(journal, ScriptedLLM([]), seed=3)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    with contextlib.closing(Journal(path)) as journal:
-        assert ask(journal, ScriptedLLM([]), seed=1)[0].text == "a"
-        assert ask(journal, ScriptedLLM(["b"]), seed=2)[0].text == "b" and journal.usage()["policy"].calls == 2
 
 
 OF_0_1_0 = """

@@ -18,13 +18,6 @@ def pair_rows(count: int):
     return [ROW | {"pair_id": str(i), "margin": generator.random()} for i in range(count)]
 
 
-def test_rows_come_back(tmp_path):
-    write_parquet(tmp_path / "a.parquet", pair_rows(3), pair_schema())
-    rows = read_parquet(tmp_path / "a.parquet", pair_schema())
-    assert [r["pair_id"] for r in rows] == ["0", "1", "2"]
-    assert rows[0]["prompt"] == ROW["prompt"] and rows[0]["policy"] is None
-
-
 @pytest.mark.fault("30", "shards with a column of nulls, of whole numbers, of both", "one schema in all of them")
 def test_a_column_of_nulls_or_whole_numbers_keeps_its_type(tmp_path, figure):
     kinds = {"null": {}, "whole": {"chosen_reward": 1, "depth": 2}, "both": {"chosen_reward": 0.5}}
@@ -69,15 +62,6 @@ def test_shards_are_numbered_and_read_in_order(tmp_path):
     assert [r["pair_id"] for r in read_shards(tmp_path, "train", pair_schema())] == list("01234")
 
 
-def test_fewer_shards_replace_more(tmp_path):
-    for count in (5, 1):
-        writer = ShardWriter(tmp_path, "train", pair_schema(), shard_rows=2)
-        for row in pair_rows(count):
-            writer.add(row)
-        writer.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["train-00000-of-00001.parquet"]
-
-
 def test_no_rows_are_no_shard_and_drop_those_of_before(tmp_path):
     write_parquet(tmp_path / "test-00000-of-00001.parquet", pair_rows(1), pair_schema())
     assert ShardWriter(tmp_path, "test", pair_schema(), shard_rows=2).close() == []
@@ -111,12 +95,3 @@ def test_another_schema_is_refused(tmp_path):
     write_parquet(tmp_path / "a.parquet", pair_rows(1), pair_schema())
     with pytest.raises(DataError, match="columns"):
         read_parquet(tmp_path / "a.parquet", tree_schema())
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
-    path = tmp_path / "a.parquet"
-    write_parquet(path, pair_rows(1), pair_schema())
-    before = path.read_bytes()
-    with pytest.raises(pa.ArrowInvalid):
-        write_parquet(path, [ROW | {"margin": "not a number"}], pair_schema())
-    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1

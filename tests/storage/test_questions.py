@@ -5,9 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,28 +161,9 @@ def test_many_bad_rows_are_counted_and_five_of_them_named(tmp_path: Path) -> Non
     assert "question missing or empty in 9 rows (1, 2, 3, 4, 5, ...)" in message
 
 
-def test_all_kinds_of_problems_stand_in_one_line(tmp_path: Path) -> None:
-    message = refusal(write(tmp_path / "a.jsonl", row("x\ny"), row("x\ny"), row("z", question=None)))
-    assert "duplicate id in 1 row (2 'x y')" in message and "question missing or empty in 1 row (3)" in message
-
-
 def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(row()) + "\n\n{broken\n")
     assert "not a JSON object with each key once in 1 row (3)" in refusal(str(tmp_path / "a.jsonl"))
-
-
-def test_a_broken_json_file_is_named_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('[\n{"id": 1},\n{broken]')
-    assert "not JSON at line 3" in refusal(str(tmp_path / "a.json"))
-
-
-def test_missing_id_column_asks_for_one(tmp_path: Path) -> None:
-    assert "add one" in refusal(write(tmp_path / "a.jsonl", {"question": "Who?", "golden_answers": ["Bob"]}))
-
-
-@pytest.mark.parametrize("name", ["gone.jsonl", "gone.jsonl.gz", "gone.json", "gone.parquet"])
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path, name: str) -> None:
-    assert "file not found" in refusal(str(tmp_path / name))
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -224,17 +202,6 @@ def test_limit_takes_a_seeded_sample_in_file_order(tmp_path: Path) -> None:
     assert sample_questions(questions, 1000) == questions
 
 
-@pytest.mark.slow
-def test_without_the_hub_a_known_name_says_what_to_do(tmp_path: Path) -> None:
-    # A process of its own: the libraries read these settings once, at import.
-    code = "from reasonrag.storage.questions import load_questions; load_questions('hotpotqa')"
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    message = result.stderr.strip().splitlines()[-1]
-    assert "data set 'hotpotqa' has to be fetched from the Hub (https://huggingface.co/datasets/" in message
-    assert "which cannot be used (ConnectionError)" in message and "--dataset hotpotqa.jsonl" in message
-
-
 PARAGRAPHS = [("Jaws", "A film. By Spielberg."), ("Ed Wood", "A director.")]
 
 
@@ -256,12 +223,6 @@ def test_paragraphs_are_read_from_every_layout(metadata: dict[str, object]) -> N
 def test_a_paragraph_of_two_questions_comes_once() -> None:
     context = {"context": [["Jaws", ["A film."]]]}
     assert len(paragraph_corpus([Question(str(i), "?", ("a",), metadata=context) for i in range(2)])) == 1
-
-
-def test_musique_file_gives_questions_and_paragraphs(tmp_path: Path) -> None:
-    paragraphs = [{"idx": 0, "title": "Jaws", "paragraph_text": "A film.", "is_supporting": True}]
-    path = write(tmp_path / "m.jsonl", {"id": "2hop", "question": "Who?", "answer": "Bob", "paragraphs": paragraphs})
-    assert [p.contents for p in paragraph_corpus(load_questions(path))] == ["Jaws\nA film."]
 
 
 @pytest.mark.parametrize("metadata", [{}, {"context": []}, {"context": {}}, {"context": [["Jaws", []]]}])

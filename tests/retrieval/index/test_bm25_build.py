@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import Tokenizer, build_bm25
 from reasonrag.retrieval.corpus import GivenCorpus
@@ -57,27 +56,6 @@ def test_every_score_is_the_one_that_bm25s_computes(
     for word in words:
         np.testing.assert_allclose(ours.get_scores([word]), whole.get_scores([word]), rtol=0, atol=1e-6)
     assert manifest.counts == {"passages": len(texts), "words": len(words), "postings": len(whole.scores["data"])}
-
-
-def test_chunks_and_ranges_leave_no_trace_in_the_files(tmp_path: Path) -> None:
-    texts = [f"common word{i % 7} number {i}" for i in range(100)]
-    one = build(tmp_path / "one", texts)
-    for chunk, max_bytes in ((9, 2000), (64, 10_000), (100, 1)):
-        assert build(tmp_path / f"{chunk}", texts, chunk=chunk, max_bytes=max_bytes).files == one.files
-
-
-def test_bm25s_alone_finds_what_it_should(tmp_path: Path) -> None:
-    build(tmp_path, ["a film of Spielberg", "Ed Wood directed films", "nothing"])
-    found = bm25s.BM25.load(tmp_path / "bm25", mmap=True, show_progress=False)
-    rows, _ = found.retrieve([["spielberg"], ["wood"]], k=1, show_progress=False)
-    assert rows.tolist() == [[0], [1]]
-
-
-def test_no_words_and_unknown_languages_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no passage of the corpus holds a word"):
-        build(tmp_path / "i", ["the ?", "of"])
-    with pytest.raises(ConfigError, match="klingon"):
-        build(tmp_path / "j", ["x"], BM25Config(stemmer="klingon"))
 
 
 class Deadly(Silent):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -42,34 +40,22 @@ def test_a_finished_part_says_what_it_is_and_forgets_its_scratch(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".verified.json", "a", "bm25", "manifest.json", "sub"]
 
 
-def test_the_same_plan_and_files_have_the_same_fingerprint_anywhere(tmp_path: Path) -> None:
-    assert build(tmp_path / "one").fingerprint == build(tmp_path / "two").fingerprint
-    assert build(tmp_path / "three", a=b"other").fingerprint != build(tmp_path / "one").fingerprint
-
-
-def test_a_draft_goes_on_only_with_the_same_plan(tmp_path: Path) -> None:
-    with Draft(IndexFolder(tmp_path), PLAN).writing("a") as file:
-        file.write(b"x")
-    assert Draft(IndexFolder(tmp_path), PLAN).holds("a")
-    assert not Draft(IndexFolder(tmp_path), Plan("bm25", {"passages": "other"})).holds("a")
-
-
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
     path.unlink()
 
 
-def _truncate(path: Path) -> None:
+def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
-def _flip(path: Path) -> None:
+def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-@pytest.mark.parametrize(("damage", "said"), [(_delete, "missing"), (_truncate, "bytes"), (_flip, "checksum")])
+@pytest.mark.parametrize(("damage", "said"), [(delete, "missing"), (truncate, "bytes"), (flip, "checksum")])
 def test_damage_is_told_in_one_line(tmp_path: Path, name: str, damage: Callable[[Path], None], said: str) -> None:
     build(tmp_path)
     damage(tmp_path / "bm25" / name)
@@ -83,7 +69,7 @@ def test_damage_that_hides_its_time_is_found_by_a_full_look_and_on_another_machi
     build(tmp_path)
     path = tmp_path / "bm25/a"
     before = path.stat()
-    _flip(path)
+    flip(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     IndexFolder(tmp_path).verify("bm25")
     with pytest.raises(DataError, match="checksum"):
@@ -125,14 +111,6 @@ def test_no_byte_of_a_manifest_can_be_flipped_unseen(tmp_path: Path) -> None:
             assert "\n" not in str(error)
 
 
-def test_what_a_killed_process_left_half_written_is_no_file_of_the_part(tmp_path: Path) -> None:
-    draft = Draft(IndexFolder(tmp_path / "killed"), PLAN)
-    for name in ("a.tmp", ".manifest.json.77.tmp"):
-        (draft.folder / name).write_bytes(b"half")
-    assert build(tmp_path / "killed") == build(tmp_path / "whole")
-    assert sorted(path.name for path in (tmp_path / "killed/bm25").iterdir()) == ["a", "b", "manifest.json"]
-
-
 def test_a_part_that_is_missing_is_named_beside_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not an index, and has no bm25"):
         IndexFolder(tmp_path).need("bm25")
@@ -164,35 +142,6 @@ def test_a_kill_between_finishing_and_naming_is_mended_by_the_next_to_build(tmp_
     with IndexFolder(tmp_path).locked():
         assert IndexFolder(tmp_path).verify("bm25", fully=True) == new
     assert not list(tmp_path.glob(".building*"))
-
-
-def hold(folder: Path, said: int) -> None:
-    with IndexFolder(folder).locked(waiting=lambda: os.write(said, b"waiting\n")):
-        os.write(said, b"locked\n")
-        signal.pause()
-
-
-def test_building_waits_for_others_and_a_killed_process_holds_nothing(tmp_path: Path) -> None:
-    processes: list[int] = []
-    pipes: list[BinaryIO] = []
-    try:
-        for _ in range(2):
-            said, told = os.pipe()
-            process = os.fork()
-            if process == 0:
-                hold(tmp_path, told)
-            os.close(told)
-            processes.append(process)
-            pipes.append(os.fdopen(said, "rb", buffering=0))
-            assert pipes[-1].readline() == (b"locked\n" if len(processes) == 1 else b"waiting\n")
-        os.kill(processes[0], signal.SIGKILL)
-        assert pipes[1].readline() == b"locked\n"
-    finally:
-        for process in processes:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-        for pipe in pipes:
-            pipe.close()
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.corpus import CorpusSource, GivenCorpus, open_corpus
+from reasonrag.retrieval.corpus import CorpusSource, open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder, Manifest, Silent
 from reasonrag.retrieval.index.passages import PassageStore, build_passages, split
 from reasonrag.retrieval.index.settings import PassagesConfig
@@ -128,43 +128,11 @@ def test_no_piece_of_a_passage_whose_id_came_before_is_taken(tmp_path: Path) -> 
     assert manifest.counts["duplicate id"] == 1
 
 
-def test_ranges_of_passages_are_of_few_rows_and_few_bytes(tmp_path: Path) -> None:
-    rows = [{"id": str(i), "contents": "long " * 400 if i < 10 else "x"} for i in range(100)]
-    build(tmp_path / "i", write(tmp_path / "c.jsonl", rows))
-    store = PassageStore(tmp_path / "i/passages")
-    mean = sum(len(text) for text in store.contents(0, 100)) / 100
-    ranges = list(store.ranges(20))
-    assert [row for start, stop in ranges for row in range(start, stop)] == list(range(100))
-    assert all(stop - start <= 20 for start, stop in ranges)
-    assert all(sum(map(len, store.contents(start, stop))) <= 25 * mean for start, stop in ranges)
-    assert list(store.ranges(1000)) == [(0, 100)]
-
-
 def test_splitting_loses_no_character_of_a_word_and_bounds_texts_without_blanks() -> None:
     assert split("\u4e00" * 2500, 10) == ["\u4e00" * 1000, "\u4e00" * 1000, "\u4e00" * 500]
     long_line = " ".join(["x"] * 40)
     assert split(f"{long_line}\ny z", 30) == [" ".join(["x"] * 30), " ".join(["x"] * 10) + "\ny z"]
     assert split("T\n" + "x " * 10, 10) == ["T\n" + "x " * 10]
-
-
-def test_duplicates_are_found_however_far_apart(tmp_path: Path) -> None:
-    draw = random.Random(0)
-    passages = [Passage(str(draw.randrange(20_000)), f"text {i}") for i in range(30_000)]
-    index = IndexFolder(tmp_path)
-    manifest = build_passages(index, GivenCorpus("given", passages), PassagesConfig(), progress=Silent())
-    first = {passage.id: passage for passage in reversed(passages)}
-    assert manifest.counts == {"rows": 30_000, "passages": len(first), "duplicate id": 30_000 - len(first)}
-    store = PassageStore(tmp_path / "passages")
-    assert all(first[store.passage(row).id] == store.passage(row) for row in range(0, len(store), 97))
-
-
-def test_a_damaged_part_is_built_again(tmp_path: Path) -> None:
-    corpus = write(tmp_path / "c.jsonl", BAD)
-    build(tmp_path / "i", corpus)
-    before = contents(tmp_path / "i")
-    (tmp_path / "i/passages/passages.jsonl").write_text("damaged")
-    build(tmp_path / "i", corpus)
-    assert contents(tmp_path / "i") == before
 
 
 class Deadly:

@@ -95,14 +95,6 @@ def test_of_equal_passages_the_first_come_first_however_many_there_are(tmp_path)
     assert np.unique(scores).size == 1
 
 
-def test_a_query_has_the_same_ranking_and_scores_alone_and_in_a_batch(index):
-    search = open_vectors(index)
-    scores, rows = search.search(QUERIES, 10)
-    for number, query in enumerate(QUERIES):
-        alone = search.search(query[None], 10)
-        assert np.array_equal(alone[0][0], scores[number]) and np.array_equal(alone[1][0], rows[number])
-
-
 @pytest.mark.parametrize("kind", ["flat", *SETTINGS])
 def test_fewer_passages_than_asked_for_are_marked(tmp_path, kind):
     index = embedded(tmp_path, texts=TEXTS[:300])
@@ -174,19 +166,6 @@ def test_a_build_killed_at_every_few_files_that_it_writes_gives_the_same_bytes(i
         assert kills < 20
     assert done == 0 and kills >= 2
     assert digest(index.part("vectors")) == digest(other / "vectors")
-
-
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_an_index_that_was_moved_finds_the_same(copy_of, tmp_path, kind, monkeypatch, capfd):
-    index = copy_of(kind)
-    before = open_vectors(index).search(QUERIES, 10)
-    moved = IndexFolder(index.path.rename(tmp_path / "moved"))
-    monkeypatch.chdir("/")
-    after = open_vectors(moved).search(QUERIES, 10)
-    assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
-    for path in moved.part("vectors").iterdir():
-        assert str(tmp_path).encode() not in path.read_bytes()
-    assert capfd.readouterr() == ("", "")
 
 
 def test_other_embeddings_below_the_vectors_are_refused(copy_of):
