@@ -18,8 +18,8 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-_SILENT_S = 5.0  # before the console says that a server does not answer: a quick restart is not worth a line
-_REMEMBERED = 10_000  # questions whose address is known
+_SILENT_S = 5.0  # before a silent server is reported: a quick restart is not worth a line
+_REMEMBERED = 10_000  # questions for which the last address is kept
 
 
 class Address(Slots):
@@ -28,7 +28,7 @@ class Address(Slots):
     def __init__(self, url: str, concurrency: int | None) -> None:
         super().__init__(concurrency)
         self.url = url
-        self.announced = False  # whether the console says that it is away
+        self.announced = False  # whether it was reported as away
 
 
 class Addresses:
@@ -152,9 +152,11 @@ class Addresses:
         now = asyncio.get_running_loop().time()
         silent_s = now - max(away_since)
         if silent_s >= _SILENT_S:
-            said = f"the server has not answered for {silent_s:.0f} s ({failure}); waiting up to {self._patience_s:g} s"
-            self._announce(address, said)
-        due = min(address.probe_at for address in self.all)  # a server may have said when it is back
+            outage = (
+                f"the server has not answered for {silent_s:.0f} s ({failure}); waiting up to {self._patience_s:g} s"
+            )
+            self._announce(address, outage)
+        due = min(address.probe_at for address in self.all)  # a Retry-After header sets it too
         if silent_s + due - now < self._patience_s and not address.given_up:
             return
         for other in self.all:  # not failed without an attempt, as the servers may be back

@@ -97,7 +97,7 @@ def intervals(
     Args:
         measures: under any key, all of the same questions in the same order; a question without a value (None) is
             left out of that measure.
-        seed: random seed; equal seeds give equal intervals, whatever other measures there are.
+        seed: random seed; equal seeds give equal intervals, whatever other measures are computed.
         among: indices of the questions to use; None uses all.
         resamples: number of times the questions are drawn with replacement. A resample in which the denominator of a
             ratio is 0 is left out of that ratio.
@@ -176,7 +176,7 @@ def estimates_by_seed(measure: OverSeeds) -> list[float | None]:
 def adjusted(p_values: Sequence[float]) -> list[float]:
     """Return each p-value adjusted for how many there are (Benjamini and Hochberg, 1995, step-up).
 
-    Of the differences whose adjusted value is at most 0.05, at most 5 % are expected to be chance; so it is for tests
+    Of the differences whose adjusted value is at most 0.05, at most 5 % are expected to be chance; this holds for tests
     that depend positively on each other too, as metrics of the same answers mostly do (Benjamini and Yekutieli, 2001).
 
     >>> adjusted([0.01, 0.04, 0.03, 0.5])

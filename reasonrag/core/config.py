@@ -209,7 +209,7 @@ class ModelConfig(Section):
 
     @property
     def reads_ids(self) -> bool:
-        """Whether the model reads ids, so that an open turn keeps those that were sampled.
+        """Whether the model reads ids, so that an open turn keeps the sampled ids.
 
         A server with the chat API reports ids and is sent text, which it encodes again.
         """
@@ -254,7 +254,7 @@ class JudgeConfig(Section):
 
     @property
     def llm(self) -> ModelConfig:
-        """The settings of the model; what a judge does not set is the default."""
+        """The settings of the model; settings that a judge leaves out have their defaults."""
         return ModelConfig(**self.model_dump(exclude_unset=True) | {"temperature": self.temperature})
 
 

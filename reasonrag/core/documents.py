@@ -67,8 +67,8 @@ def parse_yaml(text: str) -> Any:
         return _Loader(text).get_single_data()
     # PyYAML raises nearly everything: IndexError for `!!int ""`, KeyError for `!!bool x`, RecursionError, ...
     except Exception as error:
-        said = str(error).replace('in "<unicode string>", line', "in line")  # who calls this names the file
-        raise ValueError(" ".join(said.split()) or type(error).__name__) from error
+        message = str(error).replace('in "<unicode string>", line', "in line")  # the caller names the file
+        raise ValueError(" ".join(message.split()) or type(error).__name__) from error
 
 
 def read_text(file: Path) -> str:

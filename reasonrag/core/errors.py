@@ -28,14 +28,14 @@ _NO_MEMORY = ("failed to map segment", "can't start new thread", "llocate memory
 # Of torch's allocator, CUDA and cuBLAS.
 _NO_GPU_MEMORY = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 EX_TEMPFAIL = 75
-"""Exit code of a command whose run stood still: that of sysexits.h for what may succeed later."""
+"""Exit code of a command whose run stood still: in sysexits.h, a failure that may succeed later."""
 
 
 class ReasonRAGError(Exception):
     """Base of all errors below. Messages hold no secrets, whoever prints or stores them.
 
     Args:
-        message: what was found, why it cannot work and what to do.
+        message: the value found, why it cannot work and how to mend it.
         quoting: foreign words (a server's reply, a library's exception), added as `excerpt` cuts them.
     """
 
@@ -45,7 +45,7 @@ class ReasonRAGError(Exception):
 
 
 class InputError(ReasonRAGError):
-    """The user's input cannot work. The message says what was found, why it cannot work and what to do.
+    """The user's input cannot work. The message names the value found, why it cannot work and how to mend it.
 
     Args:
         message: as above.
@@ -104,7 +104,7 @@ class RetrievalError(BackendError):
 
 
 class HubError(BackendError):
-    """The HF Hub refuses an upload, does not answer, or holds something other than what was sent."""
+    """The HF Hub refuses an upload, does not answer, or holds something else than the files sent."""
 
 
 class JudgeError(BackendError):
@@ -115,7 +115,7 @@ class JudgeError(BackendError):
 
 
 def is_out_of_memory(error: object) -> bool:
-    """Return whether an error, or its message, says that a GPU has no memory left.
+    """Return whether an error, or its message, means that a GPU has no memory left.
 
     >>> is_out_of_memory("CUDA out of memory. Tried to allocate 2 GiB"), is_out_of_memory("index out of range")
     (True, False)
@@ -124,7 +124,7 @@ def is_out_of_memory(error: object) -> bool:
 
 
 def check_limits(error: Exception) -> None:
-    """Raise RunError, which ends a run, if there is no more memory, also of a GPU, or no more threads or open files."""
+    """Raise RunError, which ends a run, if memory (also of a GPU), threads or open files have run out."""
     if is_out_of_memory(error) and not isinstance(error, BackendError):  # a shorter prompt may have room
         raise RunError(
             "the GPU has no memory left; what is finished is kept, and the same command goes on: end what else uses "

@@ -21,5 +21,5 @@ def runner() -> asyncio.Runner:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine, as `asyncio.run` does."""
-    with closing(main), runner() as running:  # closed even if there is no room for a loop
+    with closing(main), runner() as running:  # closed even if no loop can be made
         return running.run(main)

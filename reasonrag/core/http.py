@@ -3,7 +3,7 @@
 A function that sends a request raises `Unavailable` if another attempt may succeed, and any other error if it cannot:
 
     retries = Retries(deadline_s=300, max_retries=5)
-    reply = await retries.run_async(send)  # or retries.run(send), if it is no coroutine function
+    reply = await retries.run_async(send)  # or retries.run(send), if `send` is not a coroutine function
 
 `Addresses.ask` also knows how many requests a server takes, and waits for one that is away.
 """
@@ -54,7 +54,7 @@ class Unavailable(Exception):
     Attributes:
         cause: short name under which the failure is counted; `timeout` if there was no reply in time.
         status: HTTP status of the reply, 0 without one.
-        retry_after_s: seconds that the server asked to wait, or None if it did not say.
+        retry_after_s: seconds that the server asked to wait, or None without such a header.
         away: whether the server is not there, or does not serve at present: it is waited for, whatever the deadline.
         counts: whether this failure uses up one of `max_retries`. One of a server that is away does if the request had
             come there, as the server may have died of it.
@@ -152,7 +152,7 @@ class Retries:
 async def time_limit(seconds: float) -> AsyncIterator[None]:
     """Limit a block as `asyncio.timeout` does, and again if this process was stopped (SIGSTOP, a frozen container).
 
-    A timer that is late by seconds tells. What was answered meanwhile has not been read yet.
+    A timer that fires seconds late shows it. Replies that arrived meanwhile have not been read yet.
     """
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle

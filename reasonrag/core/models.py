@@ -103,7 +103,7 @@ def choices(role: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelAddress:
-    """The address of a model: an engine, which is a key of `BACKENDS` unless it is wrong, and what the engine opens.
+    """The address of a model: an engine (a key of `BACKENDS`, unless mistyped) and the path or name it opens.
 
     >>> ModelAddress.parse("hf:Qwen/Qwen2.5-7B")
     ModelAddress(scheme='hf', rest='Qwen/Qwen2.5-7B')

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-# The palette of Okabe and Ito, which colour-blind readers can tell apart.
+# The palette of Okabe and Ito: colour-blind readers see different colours.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", "--", ":", "-.")
@@ -85,10 +85,10 @@ class BarChart:
 def images(charts: Sequence[Panel | BarChart], kinds: Collection[str] = ("svg", "png")) -> dict[str, bytes]:
     """Return an image of charts side by side in each format; `storage.files.save_charts` writes both.
 
-    They are drawn under our style alone, whatever a user's matplotlibrc says.
+    They are drawn in one style, not in that of a user's matplotlibrc.
 
     Raises:
-        ValueError: there is no chart, or a chart without bars.
+        ValueError: `charts` is empty, or a chart has no bars.
     """
     import matplotlib.style
     from matplotlib.figure import Figure

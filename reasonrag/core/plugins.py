@@ -25,13 +25,13 @@ def import_plugin(path: str) -> Any:
     path = path.removeprefix("python:")
     module, _, name = path.partition(":")
     if (folder := str(Path.cwd())) not in sys.path:
-        sys.path.append(folder)  # last, so that nothing there is imported in place of what is installed
+        sys.path.append(folder)  # last, so that installed packages come first
     with _explained(path, "imported", "write python:PACKAGE.MODULE:NAME of a module in this folder or on PYTHONPATH"):
         return getattr(import_module(module), name)
 
 
 def make_plugin(path: str, members: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
-    """Call what `import_plugin` imports, and return what it makes; raise ConfigError if that lacks a member."""
+    """Return the object that the imported function makes; raise ConfigError if it lacks one of the members."""
     make, path = import_plugin(path), path.removeprefix("python:")
     with _explained(path, "called", "name a class or function with the parameters that docs/extend.md says"):
         made = make(*args, **kwargs)
@@ -61,7 +61,7 @@ def _explained(path: str, done: str, advice: str) -> Iterator[None]:
         ]
         if isinstance(error, SyntaxError):
             lines = [(str(error.filename), error.lineno or 0)]
-        if lines:  # the innermost one of the file where it began: what that calls is mostly not the plugin's
+        if lines:  # the innermost line of the file where it began: deeper files are mostly libraries
             file, line = [place for place in lines if place[0] == lines[0][0]][-1]
             advice = f"its code fails at {file}:{line}; mend it there"
         what = f"python:{path} cannot be {done}: {advice}"
@@ -70,7 +70,7 @@ def _explained(path: str, done: str, advice: str) -> Iterator[None]:
 
 @cache
 def trusted(model: str, asked: bool) -> bool:
-    """Return whether Python code that comes with a model may run, which is said once for each model."""
+    """Return whether Python code that comes with a model may run; log it once for each model."""
     if asked:
         structlog.get_logger().warning("Python code that comes with a model is run, as you asked", model=model)
     return asked

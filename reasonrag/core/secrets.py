@@ -169,8 +169,9 @@ def _no_word(value: str) -> bool:
 
 
 def _password(value: str) -> bool:
-    said = value.rstrip("!?.:")
-    return len(said) >= 8 and any(c.isalpha() for c in said) and bool(re.search(_DIGIT_OR_SYMBOL, said))
+    password = value.rstrip("!?.:")
+    has_letter = any(character.isalpha() for character in password)
+    return len(password) >= 8 and has_letter and bool(re.search(_DIGIT_OR_SYMBOL, password))
 
 
 # Patterns are text until a text holds a mark of their shape: compiling all of them would take 10 ms of every start.

@@ -56,13 +56,13 @@ class Refusal(Exception):
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
     def response(self) -> Response:
-        """Return what the client is sent."""
+        """Return the response that reports it to the client."""
         return Response(json.dumps({"detail": str(self)}).encode(), self.status, headers=self.headers)
 
 
 @dataclass(slots=True)
 class Response:
-    """An answer; one whose length is not known yet is sent piece by piece."""
+    """An answer; a body of unknown length is sent piece by piece."""
 
     body: bytes | AsyncIterator[bytes]
     status: int = 200
@@ -106,7 +106,7 @@ class App:
         """Take note that the server is about to end."""
 
     async def aclose(self) -> None:
-        """Close what the application has opened."""
+        """Close the files and connections of the application."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI 3 prescribes."""
@@ -134,7 +134,7 @@ class App:
             # The drain is over its deadline. The task ends here in any case; the client learns why.
             return Refusal(503, "the server stopped before the answer was there", Retry_After="1").response()
         except Exception as error:
-            # Its message may hold what the client sent.
+            # Its message may quote the request.
             log.error("a request failed", error=type(error).__name__)
             return Refusal(500, f"internal error ({type(error).__name__})").response()
 

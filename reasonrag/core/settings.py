@@ -1,6 +1,6 @@
 """Settings as frozen models: defaults, then a policy's folder, a preset, a YAML file, flags and `--set a.b=c`.
 
-A field declared by `execution` cannot change a result (where things lie, how fast they go, what they cost): work may be
+A field declared by `execution` cannot change a result (paths, speed, prices): work may be
 resumed with another value. Every other field is part of an identity.
 """
 
@@ -239,7 +239,7 @@ def merge(tree: Tree, more: Mapping[str, Any]) -> None:
 
 
 def carried_settings(address: ModelAddress) -> Tree:
-    """Return the settings in `reasonrag.yaml` of a policy's folder; an empty tree if there is no such file.
+    """Return the settings in `reasonrag.yaml` of a policy's folder; an empty tree without that file.
 
     Raises:
         ConfigError: the file sets something that a policy's folder may not set, or no demo policy speaks that format.
@@ -356,7 +356,7 @@ def _semantic(section: Section, prefix: str) -> Iterable[tuple[str, Any]]:
 
 
 def _explain(model: type[Section], error: ValidationError) -> str:
-    """Describe the first problems in one line: the key, what was found, what is allowed."""
+    """Describe the first problems in one line: the key, its value, the allowed values."""
     lines = []
     for problem in error.errors()[:3]:
         where = ".".join(map(str, problem["loc"]))[:200]

@@ -15,6 +15,6 @@ def end_on_signals() -> None:
 def _stop(number: int, frame: object) -> None:
     # An exception could be swallowed by a bare `except` of a library that is being imported, and a stream may be busy.
     with suppress(OSError, ValueError):
-        if select.select([], [2], [], 0)[1]:  # else nobody reads it, and writing would never end
+        if select.select([], [2], [], 0)[1]:  # else the pipe is full and not read, and writing would never end
             os.write(2, b"stopped; finished work is kept, and the same command goes on\n")
     os._exit(128 + number)

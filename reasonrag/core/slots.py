@@ -22,7 +22,7 @@ _STEP, _SHRINK = 64, 0.75  # additive increase and multiplicative decrease of th
 _SLOW = 2.0  # times the seconds a token of the fastest round: then the engine has more requests than it works on
 _SURE, _CROWDED = 5, 3  # refusals of a request that close a slot: .4**5 is .01; and if three of four requests wait
 _MOST = 7 / 8  # share of the requests in flight that have to be at the engine for closed slots to be opened
-_FULL = 0.8  # share of a round's replies that have to find all slots in use: else they say nothing about the limit
+_FULL = 0.8  # share of a round's replies that have to find all slots in use: else they do not measure the limit
 
 
 answered: ContextVar[list[Request] | None] = ContextVar("answered", default=None)
@@ -258,9 +258,9 @@ class Request:
     """One request. It holds a slot in `async with request:`, and waits for one before.
 
     Attributes:
-        slots: where it waits.
+        slots: the slots of its server, for one of which it waits.
         priority: of two that wait, the one with the lower number is first.
-        tokens: what the reply weighs in measurements of throughput.
+        tokens: weight of the reply in measurements of throughput.
         probes: whether the engine was away when the request got its slot.
         failures: how often the engine lost it, or was away.
         started: the loop's time at which the request got its slot.

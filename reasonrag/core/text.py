@@ -70,34 +70,34 @@ def _best(
 ) -> float:
     if prediction is None:
         return 0.0
-    said = normalize_answer(prediction)
-    return max((metric(said, normalize_answer(gold), rules) for gold in golden_answers), default=0.0)
+    answer = normalize_answer(prediction)
+    return max((metric(answer, normalize_answer(gold), rules) for gold in golden_answers), default=0.0)
 
 
-def _exact(said: str, gold: str, rules: Rules) -> float:
-    return float(said == gold)
+def _exact(answer: str, gold: str, rules: Rules) -> float:
+    return float(answer == gold)
 
 
 @lru_cache(maxsize=8_192)  # an answer is scored when it is given, in its node's rewards and in its row
-def _f1(said: str, gold: str, rules: Rules) -> float:
-    if not said and not gold:
+def _f1(answer: str, gold: str, rules: Rules) -> float:
+    if not answer and not gold:
         return 1.0 if rules == "house" else 0.0
-    if said != gold and (said in _ALL_OR_NOTHING or gold in _ALL_OR_NOTHING):
+    if answer != gold and (answer in _ALL_OR_NOTHING or gold in _ALL_OR_NOTHING):
         return 0.0
-    said_tokens, gold_tokens = said.split(), gold.split()
-    common = sum((Counter(said_tokens) & Counter(gold_tokens)).values())
+    answer_tokens, gold_tokens = answer.split(), gold.split()
+    common = sum((Counter(answer_tokens) & Counter(gold_tokens)).values())
     if not common:
         return 0.0
-    precision, recall = common / len(said_tokens), common / len(gold_tokens)
+    precision, recall = common / len(answer_tokens), common / len(gold_tokens)
     return 2 * precision * recall / (precision + recall)
 
 
-def _cover(said: str, gold: str, rules: Rules) -> float:
+def _cover(answer: str, gold: str, rules: Rules) -> float:
     if rules == "flashrag":
-        return float(gold in said)
+        return float(gold in answer)
     if not gold:
-        return float(not said)
-    return float(f" {gold} " in f" {said} ")
+        return float(not answer)
+    return float(f" {gold} " in f" {answer} ")
 
 
 def common_text(question: str) -> str:
@@ -158,9 +158,9 @@ def printable(text: str) -> str:
     return text.translate(dict.fromkeys(map(ord, hidden), "\N{REPLACEMENT CHARACTER}"))
 
 
-# What opens structure in texts. `<` right before a letter or a mark opens the tags of formats and most special tokens;
-# `[` before `|`, `/`, or one word with an underscore or three capitals, and brackets beside `~` open those of Mistral,
-# EXAONE, GLM, Kimi, InternLM and MiniMax. `ChatTemplate` breaks what else a known tokenizer declares.
+# Openings of structure in texts. `<` right before a letter or a mark opens the tags of formats and most special tokens;
+# `[` before `|`, `/`, or one word with an underscore or three capitals, and brackets next to `~` open those of Mistral,
+# EXAONE, GLM, Kimi, InternLM and MiniMax. `ChatTemplate` breaks the other tokens that a known tokenizer declares.
 _TAG = r"(?=[/|!?\w\uff5c<▁])"
 _BRACKET = re.compile(r"\[(?=[/|]|\w~|(?=\w{1,40}\])[^\]]*?(?:_|[A-Z]{3}))")
 OPENINGS = {"<": "‹", "[": "⁅", "]": "⁆"}  # an opening, and the character that stands for it in quoted text

@@ -51,7 +51,7 @@ class Worker:
         weakref.finalize(self, self._calls.put, None)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what a function returns, or raise what it raises."""
+        """Return the result of a function that runs in the thread, or raise its error."""
         result: Future[T] = Future()
         self._calls.put((result, partial(function, *args, **kwargs)))
         return await asyncio.wrap_future(result)
@@ -71,7 +71,7 @@ def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None
             except BaseException as error:
                 result.set_exception(error)
             beat()
-        del result, function  # what they hold may be large
+        del result, function  # they may hold large tensors
 
 
 @asynccontextmanager

@@ -162,8 +162,8 @@ class BM25Retriever(LocalRetriever):
             return ()
         starts, ends = self._starts[tokens].tolist(), self._starts[np.add(tokens, 1)].tolist()
         spans = list(map(slice, starts, ends))
-        # bm25s's own sum, without its copies. Its numba backend is no faster, and costs 200 MB of libraries and 8 s of
-        # compiling in each process: benchmarks/retrieval.py.
+        # The sum of bm25s, without its copies. Its numba backend is not faster, and costs 200 MB of libraries and 8 s
+        # of compiling in each process: benchmarks/retrieval.py.
         scores = np.zeros(len(self._passages), dtype=np.float32)
         for span in spans:
             np.add.at(scores, self._rows[span], self._data[span])

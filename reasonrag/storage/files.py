@@ -189,7 +189,7 @@ def fsync_folder(folder: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as file systems say that know no such thing: SMB, FUSE
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of file systems without it: SMB, FUSE
             raise
     finally:
         os.close(handle)

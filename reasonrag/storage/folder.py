@@ -39,7 +39,7 @@ class Folder:
 
     Attributes:
         path: the folder, which need not exist yet.
-        what: what it holds, for messages.
+        what: noun for its content, for messages.
     """
 
     def __init__(

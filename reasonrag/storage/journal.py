@@ -44,7 +44,7 @@ from reasonrag.storage.files import is_shared
 
 log = structlog.get_logger()
 
-_QUESTIONS_KNOWN = 2_048  # questions whose keys are in memory, 20 kB each
+_QUESTIONS_KNOWN = 2_048  # questions with their keys in memory, 20 kB each
 
 _VERSION = 6  # PRAGMA user_version: of the layout, and of the keys (`llm.journaled.request_key`)
 _VERSION_OF_0_1_0 = 5
@@ -93,7 +93,7 @@ class Usage:
     """Totals of one kind of call.
 
     Attributes:
-        unknown_tokens: calls whose backend reported no token counts.
+        unknown_tokens: calls without token counts from the backend.
         cached_tokens: prompt tokens that engines took from their prefix caches; None if no backend reports them.
         cached_of: prompt tokens of the calls that report cached tokens.
     """
@@ -291,8 +291,8 @@ class Journal:
         Calls in flight are still stored, and calls in the file are still replayed.
         """
         self.ended_by = self.ended_by or error or Interrupted("stopped; all finished work is kept")
-        for tell in self.at_drain:
-            tell(self.ended_by)
+        for notify in self.at_drain:
+            notify(self.ended_by)
 
     def admit(self) -> None:
         """Raise what `drain` was given, or Interrupted, if the run is shutting down. Called before every paid call."""
@@ -388,7 +388,7 @@ class Journal:
         await self._write(("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)", row))
 
     def finished(self) -> set[tuple[str, str]]:
-        """Return (dataset, question id) of every question whose tree is stored and undamaged."""
+        """Return (dataset, question id) of every question with an undamaged tree."""
         undamaged = set()
         for dataset, question_id, blob, checksum in self._rows("SELECT * FROM trees"):
             if checksum == _checksum(dataset, question_id, blob):
@@ -408,7 +408,7 @@ class Journal:
         yield from self._rows("SELECT * FROM failures ORDER BY dataset, question_id")
 
     def usage(self) -> dict[str, Usage]:
-        """Return the totals by kind of call. Calls with damaged counts are left out, and a warning says so."""
+        """Return the totals by kind of call. Calls with damaged counts are left out, with a warning."""
         totals = {kind: Usage(*values) for kind, *values in self._rows(_TOTALS)}
         (calls,) = self._row("SELECT COUNT(*) FROM calls") or (0,)
         if damaged := calls - sum(total.calls for total in totals.values()):

@@ -166,7 +166,7 @@ class ShardWriter:
         self._collect(batch)
 
     def link(self, path: Path) -> None:
-        """Take another writer's file as the next shard: a second name for it, or a copy where there are no links."""
+        """Take another writer's file as the next shard: a hard link, or a copy on a disk without links."""
         self._working.append(place(path, self._folder / f".{self._stem}-{len(self._working):05d}.parquet"))
 
     def close(self) -> list[Path]:
@@ -285,7 +285,7 @@ def column_names(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a file whose page checksums are verified; anything wrong with it is one DataError."""
+    """Open a file and verify its page checksums; raise one DataError for anything wrong with it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

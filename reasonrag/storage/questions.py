@@ -110,7 +110,7 @@ def merged(sets: Iterable[list[Question]]) -> list[Question]:
     """Return the questions of several data sets in one list.
 
     Raises:
-        DataError: two questions have the same data set and id, so that nothing could tell them apart.
+        DataError: two questions have the same data set and id, so that their records would mix.
     """
     questions = [question for of_set in sets for question in of_set]
     seen: set[tuple[str, str]] = set()
@@ -238,8 +238,8 @@ def _parse(rows: Iterable[Row], dataset: str, problems: RowProblems) -> list[Que
         elif row_id is not None:
             if not all(choice in text for choice in choices):
                 text = f"{text.strip()} Choices: {'; '.join(choices)}"
-            said, answers = redact_data((valid_unicode(text), answers), "a question")
-            questions.append(Question(row_id, said, answers, dataset, _metadata(row)))
+            shown, answers = redact_data((valid_unicode(text), answers), "a question")
+            questions.append(Question(row_id, shown, answers, dataset, _metadata(row)))
     missing = [name for name in ("id", "question") if columns and name not in columns]
     problems.check(
         f"There is no {' and no '.join(missing)} column among {quoted(', '.join(sorted(columns)))}: rename or add one."

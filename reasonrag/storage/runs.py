@@ -175,7 +175,7 @@ class RunFolder(Folder):
 
 
 def _facts_in_journal(journal: Path) -> dict[str, Any]:
-    """Return what a journal of version 0.1.0 holds about its run; empty if it cannot be read.
+    """Return the facts about a run that a journal of version 0.1.0 holds; empty if it cannot be read.
 
     Nothing is written and no commit waited for, as another process may be at work on the file.
     """

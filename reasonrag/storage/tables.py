@@ -1,6 +1,6 @@
 """Schemas of all Parquet tables: columns, types and meanings.
 
-Schemas are never inferred: a shard whose column is all null would get another type, and `load_dataset` would fail.
+Schemas are never inferred: a column of nulls would get another type in one shard, and `load_dataset` would fail.
 """
 
 from __future__ import annotations
@@ -154,7 +154,11 @@ pair_schema = Described(
         "node_id of every equal step after the same prompt: the reward is that of all of them",
     ),
     ("rejected_pooled", ["int32"], "as chosen_pooled"),
-    ("chosen_rollouts", "int32", "complete trajectories behind the reward; an answer's is known, with any number"),
+    (
+        "chosen_rollouts",
+        "int32",
+        "complete trajectories behind the reward; the reward of an answer is known without any",
+    ),
     ("rejected_rollouts", "int32", "as chosen_rollouts"),
     ("chosen_error", "float64", "standard error of the reward; 0 for an answer, null for the search's value"),
     ("rejected_error", "float64", "as chosen_error"),

@@ -16,7 +16,7 @@ from reasonrag.retrieval.index.settings import IndexConfig, show_size
 from reasonrag.storage.shards import WHOLE, Shard
 
 TUNING_QUERIES = 200
-_MOST_MERGED = 1 << 30  # bytes of scores in memory at a time: more is no faster
+_MOST_MERGED = 1 << 30  # bytes of scores in memory at a time: more does not make it faster
 
 
 def build_index(
@@ -79,7 +79,7 @@ def _passages(index: IndexFolder, config: IndexConfig, replace: bool, progress: 
             f"content than {source.name!r}; choose a new folder, or add --replace to build this one again"
         )
     passages = build_passages(index, source, config.passages, progress=progress)
-    # Compared with what they were made of, because a killed build may have replaced only the passages.
+    # Compared with the passages that each part was built from: a killed build may have replaced only the passages.
     for part in index.parts() if replace else []:
         if index.need(part).plan.made_of.get("passages", passages.fingerprint) != passages.fingerprint:
             index.remove(part)

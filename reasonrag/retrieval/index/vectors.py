@@ -120,10 +120,10 @@ class ExactSearch:
         self.rows, self.dims = embeddings.rows, embeddings.dims
 
     def search(self, queries: Vectors, top_k: int) -> tuple[Vectors, Rows]:
-        """Return `[n, top_k]` cosines and rows, best first; the row is -1 where there are fewer."""
+        """Return `[n, top_k]` cosines and rows, best first, filled up with row -1 if the index holds fewer."""
         queries = np.ascontiguousarray(queries, np.float32)
         best_scores, best_rows = [np.empty(0, np.float32) for _ in queries], [np.empty(0, np.int64) for _ in queries]
-        bounds = np.full((len(queries), 1), -np.inf, np.float32)  # what a score must reach to be among the best
+        bounds = np.full((len(queries), 1), -np.inf, np.float32)  # the score of the last of the best
         for first, block in self._embeddings.blocks():
             scores = queries @ block.T
             for number in np.flatnonzero((scores >= bounds).any(axis=1)):
@@ -175,7 +175,7 @@ class FaissSearch:
         self._index, self._tunable, self.efforts = on_gpus(self._index), None, 0
 
     def search(self, queries: Vectors, top_k: int) -> tuple[Vectors, Rows]:
-        """Return `[n, top_k]` cosines and rows, best first, equal ones by row; the row is -1 where there are fewer."""
+        """Return `[n, top_k]` cosines and rows, best first, equal scores by row, filled up with row -1."""
         if not len(queries):
             return np.empty((0, top_k), np.float32), np.empty((0, top_k), np.int64)
         count = min(top_k * self._refine, self.rows)
@@ -197,7 +197,7 @@ def rescored(embeddings: Embeddings, queries: Vectors, candidates: list[Rows], t
     """Return the best of each query's candidates, by a score that depends on nothing but the two vectors.
 
     From `[n, dims]` queries and `[n]` arrays of rows, of which -1 is ignored: `[n, top_k]` cosines and rows, best
-    first, equal ones by row; the row is -1 where there are fewer.
+    first, equal scores by row, filled up with row -1.
     """
     best_scores = np.full((len(queries), top_k), -np.inf, np.float32)
     best_rows = np.full((len(queries), top_k), -1, np.int64)
@@ -334,9 +334,9 @@ def adopt_vectors(index: IndexFolder, path: Path, encoder: TextEncoder, *, progr
     """Make a FAISS index that was built elsewhere the part `vectors`: a hard link on the same disk, else a copy.
 
     32 passages are encoded and compared with the vectors in their rows, so that another encoder or another order of the
-    passages is noticed. The effort of its searches is tuned against its own widest search, as there are no embeddings
-    to search exactly. The caller holds the lock of `index`, which has the part `passages`. The file must not change
-    afterwards, and the encoder is the one that it was built with, including its prefixes.
+    passages is noticed. The effort of its searches is tuned against its own widest search, because without
+    embeddings an exact search is impossible. The caller holds the lock of `index`, which has the part `passages`. The
+    file must not change afterwards, and the encoder is the one that it was built with, including its prefixes.
 
     Raises:
         DataError: the file cannot be read, or has other passages, dimensions, another distance or encoder.
