@@ -35,7 +35,9 @@ def failure(server: FakeOpenAI, **settings) -> LLMError:
     return caught.value
 
 
-def answered(text: str = "ok", *, edit=None, ignores_stop: bool = False, **settings) -> Completion:
+def answered(
+    text: str = "ok", *, edit=lambda request, answer: None, ignores_stop: bool = False, **settings
+) -> Completion:
     """The completion of a server that writes `text` and edits its answer."""
     with FakeOpenAI(lambda request: text, edit=edit, ignores_stop=ignores_stop) as server:
         (completion,) = ask(server, **settings)
