@@ -12,7 +12,7 @@ import pytest
 from reasonrag.core.errors import JudgeError
 from reasonrag.core.text import exact_match, token_f1
 from reasonrag.core.types import Question
-from reasonrag.demo.judge import DemoJudge, knowledge_of, stream_format
+from reasonrag.demo.judge import DemoJudge, stream_format
 from reasonrag.demo.world import demo_questions, make_world
 from reasonrag.formats import PromptSet
 from reasonrag.rewards.base import trajectory_text
@@ -75,16 +75,12 @@ OTHER = "Somebody Else"
         (f"{FACT} {VALUE}", f"{FACT} {VALUE}", True),
         (f"{FACT} {VALUE}", f"The {FACT.upper()}, {VALUE}!".replace(",", ""), True),
         (f"{FACT} {VALUE}", VALUE, True),
-        (VALUE, f"{FACT} {VALUE}", True),
         (f"{FACT} {VALUE}", f"{FACT} {OTHER}", False),
-        (f"{FACT} {VALUE}", OTHER, False),
         (f"{FACT} {OTHER}", f"{FACT} {OTHER}", True),
         (f"{FACT} {VALUE}", f"{NOISY[0]} {VALUE}", False),
         (f"{FACT} {VALUE}", "None", False),
         ("None", "None", True),
-        ("", "None", False),
         ("yes", "no", False),
-        ("Paris", "the Paris", True),
     ],
 )
 def test_which_statements_mean_the_same(first, second, same):
@@ -100,11 +96,8 @@ def test_which_statements_mean_the_same(first, second, same):
         ("know director", FACT, False),
         (f"{FACT} {VALUE}", VALUE, True),
         (f"{FACT} {OTHER}", OTHER, False),
-        (f"{FACT} {OTHER}", f"{FACT} {VALUE}", False),
         ("know director", VALUE, False),
-        ("know director", "yes", False),
         ("know director", "None", False),
-        ("know director", "", False),
         (f"{FACT} {VALUE}; {NOISY[0]} {NOISY[1]}", f"{FACT} {VALUE}; {NOISY[0]} {NOISY[1]}", True),
         (f"{FACT} {VALUE}", f"{FACT} {VALUE}; {NOISY[0]} {OTHER}", False),
         ("", f"{LARGE} is larger than {TINY}", True),
@@ -112,27 +105,12 @@ def test_which_statements_mean_the_same(first, second, same):
         ("", f"{PIANO[0]} and {PIANO[1]} have the same instrument", True),
         ("", f"{PIANO[0]} and {HARP[0]} have the same instrument", False),
         ("", f"{PIANO[0]} and {HARP[0]} have different instrument", True),
-        ("", f"{PIANO[0]} and {HARP[0]} do not have the same instrument", True),
         ("", f"{PIANO[0]} and {PIANO[1]} do not have the same instrument", False),
         ("as is well known", "The capital of France is Paris", None),
     ],
 )
 def test_which_steps_hold(reasoning, conclusion, holds):
     assert judged(lambda j: step_holds(j, reasoning, conclusion)) is holds
-
-
-def test_facts_of_every_part_are_known_and_those_of_another_world_are_not():
-    parts = (*WORLD.parts.values(), WORLD.famous)
-    facts = [part.hop(name, key).evidence for part in parts for name in part.facts for key in part.facts[name]][::37]
-    strange = [hop["evidence"] for q in demo_questions("test", seed=7)[:60] for hop in q.metadata["path"]]
-    known = knowledge_of(0).facts
-    wrong = [fact for fact in strange if known.get(fact.lower().rpartition(" ")[0]) is None]
-    assert {judged(lambda j, fact=fact: step_holds(j, "", fact)) for fact in facts} == {True}
-    assert True not in {
-        judged(lambda j, fact=fact: step_holds(j, "", fact))
-        for fact in wrong
-        if not any(fact.lower() == f"{query} {value}" for query, value in known.items())
-    }
 
 
 def test_an_answer_matches_one_that_is_equal_when_normalised():
@@ -241,15 +219,6 @@ def test_a_plan_is_the_questions_own_path(prompts):
     for question in (of_kind(kind) for kind in ("one_hop", "bridge", "three_hop", "comparison", "yes_no")):
         plan = judged(lambda j, q=question: propose_plan(j, q), service(prompts=prompts))
         assert plan.steps == plan_of(question).steps
-
-
-def test_a_wrong_plan_has_a_step_too_many_or_too_few():
-    question, judge = of_kind("three_hop"), service(1.0)
-    true = plan_of(question).steps
-    candidates = [[ReferencePlan(f"p{n}", true)] for n in range(30)]
-    found = [judged(lambda j, made=made: vote_plan(j, question, made), judge) for made in candidates]
-    assert {len(plan.steps) - len(true) for plan in found} == {1, -1}
-    assert len(set(found)) > 10
 
 
 def test_a_vote_keeps_the_needed_steps_that_any_candidate_made():

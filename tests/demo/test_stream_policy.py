@@ -7,7 +7,7 @@ import pytest
 
 from reasonrag.core.config import ModelConfig, load_config
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.models import DEMO_FORMATS, ModelAddress, demo_folder
+from reasonrag.core.models import ModelAddress, demo_folder
 from reasonrag.core.settings import carried_settings
 from reasonrag.demo.world import demo_questions, famous_facts, famous_part
 from reasonrag.llm.base import Sampling
@@ -42,10 +42,6 @@ def test_naming_a_format_brings_it_with_all_that_the_policy_was_trained_with(nam
     assert (config.format.name, config.format.prompts, config.format.max_steps) == (name, "brief", STREAM_STEPS)
     assert (config.retrieval.top_k, config.policy.max_tokens) == (1, STREAM_TOKENS)
     assert load_config(overrides={"policy.spec": f"demo:{name}", "format.max_steps": 4}).format.max_steps == 4
-
-
-def test_every_format_that_the_policy_is_trained_in_can_be_named():
-    assert set(DEMO_FORMATS) == set(STREAM_FORMATS)
 
 
 def test_a_model_to_train_is_named_in_the_same_way():

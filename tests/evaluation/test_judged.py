@@ -10,7 +10,7 @@ import pytest
 from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError, Interrupted
 from reasonrag.core.types import Question
-from reasonrag.evaluation.judged import JUDGED, Examiner, Judging, StepCounts, Verdicts
+from reasonrag.evaluation.judged import JUDGED, Examiner, Judging, StepCounts
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.evaluation.summary import summarize
 from reasonrag.formats import FORMATS
@@ -72,17 +72,6 @@ def test_rates_by_kind_of_question_are_over_the_steps_of_that_kind(questions, tm
     # Films 3, 7 and 11 are of the other kind: 3 searches and 2 steps without, of which that of 7 is false.
     assert means(bridge, "osr", "usr") == [2 / 9, 1 / 6]
     assert means(other, "osr", "usr") == [0.0, 1 / 2]
-
-
-def test_each_attempt_is_kept_with_its_verdicts(questions, tmp_path):
-    judged(questions, tmp_path / "out", "stepper")
-    kept = rows(tmp_path / "out", "stepper", SETTING)
-    assert [row["lasj"] for row in kept] == [n % 2 == 0 for n in range(12)]
-    assert [row["searches_known"] for row in kept] == [(1, 0, 2)[n % 3] for n in range(12)]
-    assert [row["steps_over"] for row in kept] == [int(n in (0, 8)) for n in range(12)]
-    assert [row["own_steps_known"] for row in kept] == [(0, 1, 1)[n % 3] for n in range(12)]
-    assert [row["steps_under"] for row in kept] == [int(n in (2, 7)) for n in range(12)]
-    assert {(row["well_formed"], row["reason"]) for row in kept} == {(True, "")}
 
 
 def test_the_policy_is_asked_each_query_alone_and_greedily(questions, tmp_path):
@@ -233,12 +222,6 @@ def examine(attempt, reply, policy, metrics=JUDGED, format="hiprag"):
     service, counts = judge(reply), Counter()
     examiner = Examiner(service, policy, metrics)
     return asyncio.run(examiner.examine(attempt, FORMATS[format]().read(attempt), counts)), counts, service
-
-
-def test_wrong_attempts_are_looked_at_too():
-    attempt = hiprag(("Jaws", "a fish"), (None, "so"), answer="George Lucas")
-    found, _, _ = examine(attempt, lambda request: "NO" if "Pred" in request else "<answer>True</answer>", knowing({}))
-    assert found == Verdicts(False, StepCounts(1, 1, 0), StepCounts(0, 1, 0))
 
 
 def test_a_missing_answer_is_wrong_and_costs_no_call():

@@ -114,20 +114,6 @@ def test_a_row_says_why_an_attempt_is_out_of_form_and_what_a_judge_found():
     assert [found[name] for name in ("steps_over", "searches_known", "steps_under", "own_steps_known")] == [1, 3, 0, 0]
 
 
-@pytest.mark.parametrize(
-    "trajectory",
-    [
-        ended(Search("a"), Note(""), Answer("b")),
-        ended(Malformed("no_tag"), Answer("b")),
-        ended(Search("a"), Malformed("no_tag"), stop=StopReason.NO_ANSWER),
-    ],
-)
-def test_the_format_rate_of_reasonrag_is_what_it_was_before_formats_had_checkers(trajectory):
-    before = float(not any(isinstance(step.action, Malformed) for step in trajectory.steps))
-    assert scores(trajectory)["format_rate"] == before
-    assert scores(trajectory, reading=FORMAT.read(trajectory))["format_rate"] == before
-
-
 def row(trajectory, verdicts=NOT_JUDGED):
     attempt = Attempt(trajectory, FORMAT.read(trajectory), verdicts)
     return trajectory_row(attempt, attempt_values(attempt))
@@ -148,20 +134,15 @@ def asked(id="q", **metadata) -> Question:
         (asked(kind="bridge", hops=2, known=False), ("bridge", 2)),
         (asked(kind="one_hop", hops=1, known=True), ("known", 1)),
         (asked(type="comparison"), ("comparison", None)),
-        (asked(question_type="  "), ("", None)),
         (asked("2hop__460946_294723"), ("2hop", 2)),
         (asked("3hop2__1_2_3", type="3hop2"), ("3hop", 3)),
-        (asked("dev_7", type="4hop1"), ("4hop", 4)),
         (asked("2hopeful"), ("", None)),
         (asked(hops=True), ("", None)),
-        (asked(hops="2"), ("", None)),
         (asked(type="a\nb" + "c" * 100), ("a b" + "c" * 57, None)),
         (asked(type=["x"]), ("", None)),
         (asked(supporting_facts={"title": ["A", "B", "A"], "sent_id": [0, 1, 2]}), ("", 2)),
         (asked(supporting_facts=[["A", 0], ["B", 1]]), ("", 2)),
         (asked(supporting_facts={"title": None}), ("", None)),
-        (asked(supporting_facts=[0, 1]), ("", None)),
-        (asked(supporting_facts=[]), ("", None)),
     ],
 )
 def test_kind_and_hops_are_what_the_data_set_says(question, expected):
@@ -215,20 +196,6 @@ def test_every_recorded_score_is_that_of_a_trajectory_with_that_answer(pattern, 
     assert (wrong, number, count) == ([], rows, compared)
 
 
-@pytest.mark.data
-@needs_data
-def test_a_judge_disagrees_with_our_containment_on_few_recorded_answers():
-    """R1-Searcher's rows carry a verdict and no scores: a correct-by-EM answer that the judge calls wrong is rare."""
-    verdicts = Counter()
-    with gzip.open(DATA / "scores/r1_searcher_gpt4o_judge.jsonl.gz", "rt", encoding="utf-8", newline="\n") as file:
-        for row in map(json.loads, file):
-            question = Question("q", "?", tuple(row["golden_answers"]))
-            found = scores(ended(Answer(row["prediction"]), question=question), rules="flashrag")
-            verdicts[bool(found["em"]), str(row["gpt4o_judge"]) == "True"] += 1
-    assert verdicts.total() == 1186
-    assert verdicts[True, False] <= 0.01 * 1186
-
-
 def trajectories(format):
     with gzip.open(DATA / "trajectories/trajectories.jsonl.gz", "rt", encoding="utf-8", newline="\n") as file:
         return [row for row in map(json.loads, file) if row["format"] == format]
@@ -264,14 +231,3 @@ def test_recorded_steps_of_this_format_are_read_wherever_they_hold_a_tag():
     later = {row["query"].rstrip(".") for row in rows if row.get("query")}
     assert len(later) == 6
     assert later - queries == {": What sport did Moisés Solano play to fund his racing career?"}
-
-
-@pytest.mark.data
-@needs_data
-@pytest.mark.parametrize(("format", "rows", "without"), [("search-r1", 754, 45), ("r1-searcher", 595, 0)])
-def test_the_answer_tag_of_other_formats_holds_every_recorded_prediction(format, rows, without):
-    """Rows without a well-formed tag are those whose recorded prediction is empty: 44 were cut off at the limit."""
-    recorded = [row for row in trajectories(format) if row.get("prediction") is not None]
-    found = [last_tag(row["text"], ("answer",)) for row in recorded]
-    assert [(f or ("", ""))[1] for f in found] == [row["prediction"].strip() for row in recorded]
-    assert (len(found), found.count(None)) == (rows, without)

@@ -6,7 +6,6 @@ import shutil
 from statistics import fmean
 
 import pytest
-from rich.console import Console
 
 from reasonrag.core.bootstrap import Interval, intervals
 from reasonrag.evaluation.metrics import METRICS as REGISTRY
@@ -153,14 +152,6 @@ def test_an_evaluation_without_a_single_score_still_reports(tmp_path):
     assert {row["n"] for row in figures["differences"]} == {0}
     assert "unknown" in (out / "report.md").read_text()
     assert not list((out / "plots").glob("*"))
-
-
-def test_the_table_for_a_terminal_is_plain_text(compared):
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(summary_table(compared).terminal())
-    shown = console.export_text()
-    assert len(re.findall(r"(direct|searcher) +│ t1_s[28]_k[13]", shown)) == 8
-    assert "12 questions of toy" in shown
 
 
 def test_a_difference_over_a_few_questions_is_not_marked(compared, tmp_path):

@@ -103,12 +103,6 @@ def test_a_sweep_of_the_step_limit_pays_for_forced_answers_alone(questions, tmp_
     assert figures["calls"]["endless"]["policy"]["calls"] == 12 * 10
 
 
-def test_a_limit_that_no_trajectory_reaches_costs_nothing(questions, tmp_path):
-    figures = evaluate(toys(questions, "searcher"), tmp_path / "out", max_steps=[5, 6, 9])
-    assert RECORD.calls == {"searcher": 36}
-    assert {of["steps"]["mean"] for of in figures["policies"]["searcher"].values()} == {3}
-
-
 def test_points_of_a_sweep_that_ask_differently_are_paid_for(questions, tmp_path):
     figures = evaluate(toys(questions, "direct"), tmp_path / "out", temperatures=[0.0, 0.7], top_ks=[1, 3])
     # Another temperature is another request; passages are never seen by a policy that does not search.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reasonrag.core.types import Note, Search, StopReason, Trajectory
-from reasonrag.formats import FORMATS, Stage
+from reasonrag.formats import FORMATS
 from reasonrag.formats.hiprag import check
 from reasonrag.formats.tags import seal
 from reasonrag.llm.scripted import ScriptedLLM
@@ -68,24 +68,6 @@ NEXT = "<step>\n<reasoning>"
 KNOW = "r</reasoning>\n<conclusion>c</conclusion>"
 
 
-def test_a_search_is_concluded_within_its_step_and_the_policy_closes_its_thinking():
-    trajectory = run([ASK, "Spielberg</conclusion>", "</think>\n<answer>Steven Spielberg</answer>"])
-    turn = FORMAT.turn(trajectory.steps)
-    assert [span.by_policy for span in turn] == [False, True, False, True, False, True]
-    assert "".join(span.text for span in turn) == (
-        "<think>\n<step>\n<reasoning>r</reasoning>\n<search>Jaws</search>\n"
-        "<context>[1] Jaws\nJaws is a film directed by Steven Spielberg.</context>\n<conclusion>Spielberg</conclusion>"
-        "\n</step>\n</think>\n<answer>Steven Spielberg</answer>"
-    )
-    assert [FORMAT.stage(trajectory.steps[:n]) for n in (0, 1, 2, 3)] == [
-        Stage.REASONING,
-        Stage.GROUNDING,
-        Stage.REASONING,
-        Stage.TERMINAL,
-    ]
-    assert FORMAT.read(trajectory).well_formed
-
-
 def test_a_short_trajectory_is_well_formed_which_alg_1_line_16_would_prevent():
     trajectory = run([KNOW, "</think><answer>Steven Spielberg</answer>"])
     assert FORMAT.read(trajectory).well_formed
@@ -130,14 +112,6 @@ def test_what_cannot_be_read_ends_the_trajectory(text, reason):
     trajectory = run([text])
     assert (trajectory.stop_reason, trajectory.steps[-1].action.reason) == (StopReason.NO_ANSWER, reason)
     assert not FORMAT.read(trajectory).well_formed
-
-
-def test_a_context_that_the_policy_wrote_itself_is_not_accepted():
-    own = "r</reasoning><search>q</search><context>it was Spielberg</context><conclusion>c</conclusion>"
-    trajectory = run([own, "</think><answer>Steven Spielberg</answer>"])
-    text = "".join(span.text for span in FORMAT.turn(trajectory.steps))
-    assert check(text) == "" == FORMAT.read_text(text).reason, "its text alone is in form"
-    assert FORMAT.read(trajectory).reason == "written_observation"
 
 
 def test_a_context_that_is_never_closed_does_not_swallow_the_next_step():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 
 import pytest
 from hypothesis import given
@@ -52,17 +51,6 @@ def run(name, replies, *, passages=(SPIELBERG, LUCAS), format=None, max_steps=8,
     engine = Engine(ScriptedLLM(replies), ToyRetriever(passages), format or STREAMS[name], max_steps=max_steps)
     (trajectory,) = asyncio.run(engine.run([Trajectory(question)], seeds=[0]))
     return trajectory
-
-
-@every_format
-def test_a_trajectory_is_read_as_one_search_and_an_answer(name):
-    trajectory = run(name, script(name, "<answer>Steven Spielberg</answer>"))
-    reading = STREAMS[name].read(trajectory)
-    (block,) = reading.blocks
-    assert reading.well_formed and reading.answer == "Steven Spielberg"
-    assert (block.reasoning, block.query, block.conclusion) == ("t", "Jaws", "c")
-    assert block.context.replace("\n", " ") == "[1] Jaws Jaws is a film directed by Steven Spielberg."
-    assert reading.plan == ("t" if name == "search_p1" else "")
 
 
 @every_format
@@ -246,17 +234,6 @@ def test_an_observation_of_its_own_is_no_observation(name, body):
 
 
 @every_format
-@pytest.mark.parametrize("mark", ["<{}>", "</{}>", "<{}>x</{}>"])
-def test_an_observation_mentioned_in_a_thought_is_not_well_formed(name, mark):
-    format = STREAMS[name]
-    first, *rest = script(name, "<answer>x</answer>")
-    trajectory = run(name, [re.sub(r"\bt\b", f"t {mark.format(format.found, format.found)}", first), *rest])
-    reading = format.read(trajectory)
-    assert not reading.well_formed or (name == "hiprag" and mark == "</{}>"), "Alg. 3 counts no closing tag there"
-    assert reading.blocks[0].context.startswith("[1] Jaws"), "the engine's own is still found"
-
-
-@every_format
 def test_a_seal_cannot_be_smuggled_in(name):
     """Taken out it would join two halves of a tag that `parse` never saw."""
     format = STREAMS[name]
@@ -280,15 +257,6 @@ def test_a_forced_answer_is_read(name):
 
 
 @every_format
-def test_a_forced_answer_whose_tag_is_opened_again_is_the_answer(name):
-    format = STREAMS[name]
-    assert format.parse("<answer>Dr. No</answer>", (), final=True) == Answer("Dr. No", forced=True)
-    assert format.parse("So it is <answer>Dr. No</answer> yes", (), final=True) == Answer("Dr. No", forced=True)
-    trajectory = run(name, ["<answer>Dr. No</answer>"], max_steps=1)
-    assert format.read(trajectory).answer == "Dr. No" and not format.read(trajectory).well_formed
-
-
-@every_format
 @pytest.mark.parametrize("text", ["Dr. No", "and</answer>", "</answer>", "the answer</answer>", ""])
 def test_a_forced_answer_that_is_none_ends_without_one(name, text):
     trajectory = run(name, [text], max_steps=1)
@@ -302,16 +270,6 @@ def test_an_answer_that_the_trajectory_did_not_end_with_is_not_its_answer(name):
     assert trajectory.stop_reason is StopReason.NO_ANSWER
     reading = STREAMS[name].read(trajectory)
     assert (reading.answer, reading.well_formed) == (None, False)
-
-
-@every_format
-def test_a_trajectory_that_has_only_begun_is_read_as_far_as_it_is(name):
-    reading = STREAMS[name].read(Trajectory(QUESTION))
-    assert (reading.well_formed, reading.answer, reading.queries) == (False, None, ())
-    engine = Engine(ScriptedLLM(SEARCHES[name]), ToyRetriever(), STREAMS[name])
-    begun = asyncio.run(engine.step(Trajectory(QUESTION), seed=0))
-    reading = STREAMS[name].read(begun)
-    assert not reading.well_formed and reading.queries == ("Jaws",) and reading.blocks[0].context
 
 
 # Whatever comes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -15,19 +14,6 @@ from reasonrag.formats.tags import last_tag
 TAGS = ("query", "evidence", "answer")
 PIECES = ["<", ">", "/", "|", "query", "answer", "im_end", "\u2028", "\x00"]
 hostile = st.lists(st.one_of(st.sampled_from(PIECES), st.text(st.characters(), max_size=5)), max_size=30).map("".join)
-
-
-@pytest.mark.parametrize("answer", ["U.S. Navy", "Dr. No", "3.5 million", "7 apples in 1977", "St. John's, N.L."])
-def test_an_answer_with_dots_is_read_whole(answer: str) -> None:
-    assert last_tag(f"So the answer is <answer>{answer}</answer>.", TAGS) == ("answer", answer)
-
-
-def test_an_answer_over_two_lines_is_read_whole() -> None:
-    assert last_tag("<answer>\nOne\nTwo\u2028Three\n</answer>", TAGS) == ("answer", "One\nTwo\u2028Three")
-
-
-def test_text_outside_the_tag_that_repeats_the_answer_is_left_alone() -> None:
-    assert last_tag("7 apples in 1977. So the answer is <answer>7</answer> 7", TAGS) == ("answer", "7")
 
 
 @pytest.mark.parametrize(
@@ -63,14 +49,6 @@ def test_reading_a_tag_never_raises(text: str, names: list[str]) -> None:
 def test_a_tag_at_the_end_is_read_whatever_stands_before(before: str, body: str) -> None:
     body = re.sub(r"</?(query|evidence|answer)>", "", body.replace("<", "("))
     assert last_tag(f"{before}<query>{body}</query>", TAGS) == ("query", body.strip())
-
-
-@pytest.mark.parametrize("piece", ["<query>", "</query>", "<query></answer>", "<", "<query", " "])
-def test_a_megabyte_of_anything_takes_linear_time(piece: str) -> None:
-    text = piece * (1_000_000 // len(piece))
-    start = time.process_time()
-    last_tag(text, TAGS)
-    assert time.process_time() - start < 10  # quadratic time would be hours
 
 
 @given(hostile)

@@ -100,14 +100,6 @@ def test_every_baseline_runs_on_the_demo_world(name, corpus):
         assert found["prompt_tokens"]
 
 
-@pytest.mark.parametrize(("name", "rc"), [("direct", 0), ("cot", 0), ("rag", 1), ("iter_retgen", 3)])
-def test_the_number_of_searches_is_fixed_whatever_the_step_limit(name, rc):
-    for limit in (1, 8):
-        ended, _ = run(BASELINES[name](), ["<answer>x</answer>"] * 3, Finds(), max_steps=limit)
-        assert ended.stop_reason is StopReason.ANSWERED
-        assert attempt_values(Attempt(ended))["retrievals"] == rc
-
-
 def test_ircot_piles_passages_up_once_each_by_their_best_score():
     a, b, c = (Passage(name, f"{name}\ntext", score) for name, score in (("a", 2.0), ("b", 5.0), ("c", 3.0)))
     better = Passage("a", "a\ntext", 4.0)

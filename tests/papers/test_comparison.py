@@ -139,17 +139,6 @@ def test_what_a_stage_reads_is_written_before_it(paper):
         written.add(stage.out)
 
 
-def test_some_variants_bring_what_they_need_and_the_policy_they_start_from():
-    folder = Path("OUT/seed-0")
-    scale = Scale(seeds=1)
-    assert outputs(PAPERS["search-p1"], Path("OUT"), scale, ["outcome"]) == {
-        folder / "outcome",
-        folder / "eval" / "outcome",
-        folder / "eval" / BASE,
-    }
-    assert folder / "plans.parquet" in outputs(PAPERS["search-p1"], Path("OUT"), scale, ["full"])
-
-
 @pytest.mark.parametrize("name", [variant.name for variant in PAPERS["reasonrag"].variants])
 def test_one_variant_of_table_3_brings_what_it_reads_and_nothing_else(name):
     paper, scale = PAPERS["reasonrag"], Scale(seeds=1)

@@ -23,11 +23,6 @@ def test_a_rate_is_over_all_steps_of_all_questions_and_seeds():
     assert found["by_seed"]["osr"] == [1 / 4, 1 / 2]
 
 
-def test_a_question_without_a_search_says_nothing_of_needless_ones():
-    found = described({0: {"a": row(over=1, searches=2), "b": row(over=0, searches=0)}}, ["osr"])
-    assert (found["all"]["osr"]["mean"], found["all"]["osr"]["n"]) == (0.5, 1)
-
-
 def test_what_no_judge_has_told_is_unknown_and_not_zero():
     found = described({0: {"a": row(), "b": row()}}, ["em", "osr", "lasj"])
     assert found["all"]["em"]["mean"] == 1.0
@@ -38,12 +33,6 @@ def test_what_no_judge_has_told_is_unknown_and_not_zero():
 def test_a_verdict_that_is_missing_leaves_its_question_out():
     found = described({0: {"a": row(lasj=True), "b": row(lasj=None), "c": row(lasj=False)}}, ["lasj"])
     assert (found["all"]["lasj"]["mean"], found["all"]["lasj"]["n"]) == (0.5, 2)
-
-
-def test_kinds_of_questions_are_told_apart():
-    found = described({0: {"a": row(1.0), "b": row(0.0, kind="known"), "c": row(0.0, kind="")}}, ["em"])
-    assert {kind: metrics["em"]["mean"] for kind, metrics in found["by_kind"].items()} == {"known": 0, "one_hop": 1}
-    assert found["all"]["em"]["n"] == 3
 
 
 def test_differences_are_over_the_seeds_and_questions_that_both_have():
@@ -145,13 +134,6 @@ def test_what_was_found_noted_and_could_be_read_comes_from_the_steps(tmp_path):
 def test_an_evaluation_that_is_missing_is_named(tmp_path):
     with pytest.raises(RunError, match="no trajectories at t0"):
         read_seeds({0: tmp_path}, "p", "t0")
-
-
-def test_a_question_counts_once_with_its_mean_over_the_seeds(tmp_path):
-    first = written(tmp_path / "0", attempt("a", em=1.0), attempt("b", em=0.0))
-    second = written(tmp_path / "1", attempt("a", em=0.0), attempt("b", em=0.0))
-    em = described({0: first, 1: second}, ["em"])["all"]["em"]
-    assert (em["mean"], em["n"]) == (0.25, 2)
 
 
 def test_differences_are_paired_by_question_and_seeds_are_kept_apart(tmp_path):

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from papers.baselines import RAG, Direct
 from papers.methods import SPLIT, methods_table, split_table
-from papers.neighbours import Neighbours
 from tests.evaluation.test_report import KINDS
 from tests.evaluation.test_run import toys
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
@@ -67,12 +65,6 @@ def test_questions_fall_into_four_parts_by_what_a_search_changes(compared, out):
         assert sum(shares) == pytest.approx(1, abs=2e-3)
         if row[0] == "all":
             assert shares == pytest.approx([by_hand[part] / 12 for part in SPLIT], abs=1e-3)
-
-
-def test_formats_of_one_policy_label_questions_for_skr(compared, out):
-    labels = Neighbours.read(str(out), (Direct, RAG)).labels
-    by_hand = {n: "direct" if n % 2 == 0 else "rag" for n in range(12) if n % 2 == 0 or n % 3 != 0}
-    assert labels == {f"Who directed film {n}?": way for n, way in by_hand.items()}
 
 
 def test_intervals_of_formats_and_data_sets_can_be_computed_anew(compared, out):

@@ -127,22 +127,6 @@ def test_a_published_page_follows_from_the_results_beside_it(name, folder):
     assert written == (folder / f"{paper.page}.md").read_text(encoding="utf-8")
 
 
-def test_signs_are_compared_row_by_row(figures):
-    found = {(row["metric"], row["shown"]): row for row in figures["comparisons"]}
-    assert found["em", "+4.1"]["verdicts"] == {"greedy": "agree", "sampled (T = 1)": "agree"}
-    assert found["em", "+4.1"]["sets"] == [1, 2]
-    assert set(found["osr", "+0.0"]["verdicts"].values()) == {"no sign"}
-    assert set(found["retrievals", "-"]["verdicts"].values()) == {"agree"}
-
-
-def test_what_is_missing_is_said_and_the_rest_is_compared(figures):
-    assert figures["missing"] == {"without": [1]}
-    assert any(line.startswith("**Not run**: `without` with seed 1.") for line in page(PAPER, figures))
-    greedy = figures["settings"]["greedy"]
-    assert greedy["differences"]["with - without"]["seeds"] == [0]
-    assert greedy["differences"]["with - base"]["seeds"] == [0, 1]
-
-
 def test_a_page_of_nothing_says_so(tmp_path):
     out = tmp_path / "empty"
     plan = Plan(out, stages(PAPER, out, SCALE))

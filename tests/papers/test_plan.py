@@ -47,16 +47,6 @@ def test_a_command_that_fails_gives_the_exit_code_and_is_tried_again(tmp_path):
     assert said == [*once, *once]
 
 
-def test_a_folder_belongs_to_one_plan_which_may_grow(tmp_path):
-    out = tmp_path / "out"
-    paper = PAPERS["reasonrag"]
-    Plan(out, stages(paper, out, Scale(seeds=1)))
-    Plan(out, stages(paper, out, Scale(seeds=1)))
-    with pytest.raises(RunError, match="holds another plan"):
-        Plan(out, stages(paper, out, Scale(seeds=1, questions=30)))
-    Plan(out, stages(paper, out, Scale(seeds=2)))
-
-
 def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "mine.txt").touch()
     with pytest.raises(RunError, match="other files"):
@@ -66,15 +56,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 def quick(out: Path, *needs: Path) -> Stage:
     """A command that is soon done, and writes nothing."""
     return Stage(("--version", out.name), out, needs)
-
-
-def test_some_stages_are_run_and_the_others_wait(tmp_path):
-    stages = [quick(tmp_path / "a"), quick(tmp_path / "b")]
-    said = []
-    plan = Plan(tmp_path / "out", stages)
-    assert plan.run(said.append, only={tmp_path / "b"}) == 0
-    assert plan.is_done(stages[1]) and not plan.is_done(stages[0])
-    assert said == [f"[2/2] $ {stages[1].line}"]
 
 
 def test_a_command_that_fails_ends_only_what_needs_it(tmp_path):
