@@ -49,13 +49,3 @@ def test_every_layout_is_compared(layout):
         return dict(zip(("chosen_steps", "rejected_steps"), steps, strict=True))
 
     assert counted(pair(A, B), pair(B, A)) == (2, 2, [("row 1", "row 2")])
-
-
-def test_the_warning_says_how_many_and_names_the_first():
-    found = Contradictions()
-    assert str(found) == ""
-    for number, (chosen, rejected) in enumerate([(A, B), (B, A), (A, "c")]):
-        found.add(f"row {number}", "Who?", [("", chosen)], [("", rejected)])
-    assert str(found).startswith("2 of 3 pairs contradict each other, 2 of them word for word: ")
-    assert str(found).endswith("(first: row 0 and row 1)")
-    assert found.summary() == {"same_text": 2, "same_content": 2, "named": [["row 0", "row 1"]]}

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from reasonrag.core.errors import DataError
@@ -91,15 +89,3 @@ def test_quantiles_are_lengths_that_occur_before_anything_is_left_out():
     assert report["tokens"]["prompt"] == {"min": 1, "50 %": 50, "90 %": 90, "99 %": 99, "max": 100}
     assert report["tokens"]["total"]["max"] == 103
     assert (report["tokens"]["chosen"]["max"], report["tokens"]["rejected"]["min"]) == (3, 2)
-
-
-def test_the_report_is_json_and_has_what_the_lines_have():
-    lines: list[str] = []
-    reported = {"shifted": 2, "shared_prompts": 1, "log": lines.append}
-    _, report = fitted([pair(10), pair(30)], max_length=20, max_dropped=0.5, **reported)
-    assert json.loads(json.dumps(report)) == report
-    assert (report["max_length"], report["limited_by"], report["shifted"]) == (20, "setting", 2)
-    text = "\n".join(lines)
-    assert "max_length 20 (as set); nothing is cut" in text
-    assert "2 pairs: the tokens of the prompt merge" in text
-    assert "1 prompts are in both splits" in text

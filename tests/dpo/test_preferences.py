@@ -6,7 +6,7 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.dpo.preferences import ChatSides, checked_rows
+from reasonrag.dpo.preferences import checked_rows
 from reasonrag.dpo.token_rows import encode
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.storage.records import RowProblems
@@ -38,19 +38,3 @@ def test_an_open_turn_alone_asks_nothing():
     sides = {"chosen": says("a"), "rejected": says("b"), "chosen_end": "stop", "rejected_end": "stop"}
     with pytest.raises(DataError, match="prompt is an open turn and nothing else in 1 row"):
         read({"prompt": [OPEN], **sides})
-
-
-def test_rag_proguide_is_read_as_the_chat_that_it_writes_down():
-    row = {
-        "instruction": "You decompose questions.",
-        "input": "Question: Who directed Jaws?",
-        "prompt": "System: You decompose questions.\nUser: Question: Who directed Jaws?",
-        "chosen": "<query>Jaws</query>",
-        "rejected": "<answer>x</answer>",
-    }
-    (read_row,) = read(row)
-    assert isinstance(read_row.sides, ChatSides)
-    assert [message["role"] for message in read_row.sides.prompt] == ["system", "user"]
-    assert read_row.sides.chosen == says("<query>Jaws</query>")
-    (text,) = read(row | {"prompt": "another text"})
-    assert not isinstance(text.sides, ChatSides)

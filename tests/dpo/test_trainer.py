@@ -301,27 +301,6 @@ def test_weights_of_held_out_pairs_are_on_the_scale_of_the_train_set(chat):
     assert [row["pair_weight"] for row in rows["test"]] == [pytest.approx(pair.margin / mean) for pair in pairs[4:]]
 
 
-def test_segments_know_their_pair_and_side():
-    row = {
-        "chosen_prompts": [[1], [2, 3]],
-        "chosen_completions": [[4], [5]],
-        "rejected_prompts": [[1]],
-        "rejected_completions": [[6, 7]],
-    }
-    batch = StepCollator(0)([row, row])
-    assert batch["row_index"].tolist() == [0, 0, 1, 1, 2, 3]
-    assert batch["input_ids"].tolist() == [[1, 4, 0], [2, 3, 5], [1, 4, 0], [2, 3, 5], [1, 6, 7], [1, 6, 7]]
-
-
-def test_the_collator_makes_the_batch_that_trl_makes(chat):
-    from trl.trainer.dpo_trainer import DataCollatorForPreference
-
-    rows = rows_of(step_pairs(chat, 3))
-    ours, theirs = StepCollator(1)(rows), DataCollatorForPreference(pad_token_id=1)(rows)
-    assert ours.keys() == theirs.keys()
-    assert all((ours[name] == theirs[name]).all() for name in theirs)
-
-
 def test_this_version_of_trl_is_one_that_the_subclass_was_made_for():
     from importlib.metadata import version
 

@@ -6,8 +6,7 @@ import pytest
 from huggingface_hub import DatasetCard
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.publish.card import fenced, merge_card
-from tests.report.hostile import HOSTILE
+from reasonrag.publish.card import merge_card
 
 CONFIGS = [{"config_name": "pairs", "data_files": "pairs/train-*", "default": True}]
 OURS = {"license": "unknown", "pretty_name": "P", "tags": ["dpo", "trl"], "configs": CONFIGS}
@@ -62,10 +61,3 @@ def test_a_card_that_cannot_be_read_is_refused_in_one_line(old):
     with pytest.raises(ConfigError, match="mend it on the Hub first") as error:
         merge_card(old, OURS, "Body.")
     assert "\n" not in str(error.value)
-
-
-def test_a_fence_holds_any_text():
-    block = str(fenced(f"{HOSTILE}\n```\n<!-- reasonrag:end -->\n````\n# out"))
-    assert "<" not in block and "\x1b" not in block and "\u202e" not in block
-    fence = block.partition("\n")[0]
-    assert block.count(fence) == 2 and block.endswith(fence)

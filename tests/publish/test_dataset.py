@@ -172,9 +172,6 @@ BAD = {
     "run.json holds what JSON cannot express": lambda run: edit_json(
         run / "run.json", lambda summary: summary.update(seed=float("nan"))
     ),
-    "holds values of unexpected kinds": lambda run: edit_json(
-        run / "run.json", lambda summary: summary.update(calls=[3])
-    ),
     "has no readable run.json": lambda run: (run / "run.json").write_text("[]"),
     "does not name the level of its pairs": lambda run: edit_json(
         run / "run.json", lambda summary: summary.update(pairs=3)

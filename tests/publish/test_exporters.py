@@ -151,13 +151,6 @@ def test_whose_chat_template_renders_has_to_be_known(growing, tmp_path):
         export_trl(growing, tmp_path / "out")
 
 
-def test_json_lines_hold_the_tables_rows(finished, tmp_path):
-    counts = export_json_lines(finished, tmp_path / "out")
-    for split in ("train", "test"):
-        assert lines(tmp_path / f"out/{split}.jsonl") == pairs(finished, split)
-    assert json.loads((tmp_path / "out/jsonl-export.json").read_text()) == counts
-
-
 def test_verl_rows_have_the_documented_fields_and_types(finished, tmp_path):
     counts = export_verl(finished, tmp_path / "out")
     assert sum(counts.values()) == len(QUESTIONS) and counts["test"] > 0

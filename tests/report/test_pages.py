@@ -207,15 +207,6 @@ def test_figures_of_another_make_are_one_line(tmp_path, name, text):
     assert "\n" not in str(caught.value)
 
 
-def test_a_table_that_is_no_tree_is_refused(tmp_path):
-    nodes = rows(5)
-    nodes[2]["parent_id"] = 4
-    run = write_run(tmp_path / "run", [nodes])
-    with pytest.raises(DataError, match="so this is not a tree"):
-        write_report(run)
-    assert not (run / "report" / "index.html").exists()
-
-
 def test_pairs_of_whole_trajectories_are_named_at_their_last_nodes(tmp_path):
     tree = rows(15)
     for row in tree[:14]:

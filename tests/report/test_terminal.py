@@ -3,11 +3,9 @@ from __future__ import annotations
 import io
 import re
 
-import pytest
 from rich.console import Console
 
 from reasonrag.commands import inspect
-from reasonrag.core.errors import DataError
 from reasonrag.report.terminal import drawing
 from reasonrag.report.trees import QuestionTree, tree_of
 from tests.report.toys import answer, rows_of
@@ -40,29 +38,12 @@ def test_marks_without_colour_tell_best_malformed_ended_and_cut_off_nodes_apart(
     assert lines[-1].startswith("* best path (highest SPRE)  ! malformed") and "\x1b" not in "".join(lines)
 
 
-def test_what_a_model_or_a_data_set_wrote_does_not_act_on_the_terminal():
-    hostile = "\x1b[31mred\x1b]8;;http://x\x07\u202e[bold]markup[/bold]\r\n\u2028next"
-    rows = rows_of([-1, 0], content=hostile)
-    rows[0] |= {"question": hostile, "golden_answers": [hostile], "question_id": hostile, "dataset": hostile}
-    rows[1] |= {"question_id": hostile}
-    text = shown(QuestionTree.of(rows), width=200)
-    assert not set("\x1b\x07\u202e\u2028\r") & set(text)
-    assert text.count("[bold]markup[/bold]") == 4 + 1
-
-
 def test_a_tree_is_cut_below_a_depth_and_beside_the_best_path_with_the_number_of_nodes_below():
     rows = rows_of([-1, 0, 0, 1, 3, 2, 5], **answer("Spielberg", spre=0.9))  # 2, 5 and 6 are the best path
     tree = QuestionTree.of(rows)
     for cut, expected in (({"best": True}, [1, 2, 5, 6]), ({"depth": 2}, [1, 2, 3, 5])):
         assert sorted(int(node) for node in re.findall(r"node (\d+)", shown(tree, **cut))) == expected
     assert shown(tree, best=True).count("+2 nodes") == 1  # below node 1
-
-
-def test_show_prints_the_tree_of_one_question_or_says_what_is_there(run, capsys):
-    inspect.show.callback(run, "q3", None, False, in_dataset=None, depth=None, best=False)
-    assert tree_of(run, "q3").root["question"] in capsys.readouterr().out
-    with pytest.raises(DataError, match="the nearest ids"):
-        inspect.show.callback(run, "q33", None, False, in_dataset=None, depth=None, best=False)
 
 
 def test_graphs_are_written_in_either_form(run, tmp_path, capsys):

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from selenium.webdriver.common.by import By
-from selenium.webdriver.support.select import Select
 
-from reasonrag.core.errors import DataError
 from reasonrag.formats import FORMATS
 from reasonrag.report import write_report
 from reasonrag.report.attempt_pages import rollout_files, turn_steps
@@ -96,35 +93,3 @@ def test_of_a_long_training_evenly_chosen_steps_are_shown(training):
     assert (shown, total) == (2, STEPS)
     assert [path.name for path in files] == ["step-000001.parquet", "step-000003.parquet"]
     assert rollout_files(folder)[1] == STEPS
-
-
-def test_damaged_rollouts_are_refused(tmp_path):
-    folder = write_training(tmp_path / "rl", steps=1, questions=1, text=plain)
-    (folder / "rollouts" / "step-000001.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"step-000001\.parquet cannot be read"):
-        write_report(folder)
-    assert not (folder / "report" / "index.html").exists()
-
-
-def test_a_person_finds_what_was_set_aside_and_reads_its_group(browser, training):
-    report = training[1]
-    for dark, width in ((False, 1400), (True, 420)):
-        browser.view(dark=dark, width=width)
-        browser.open(report / "index.html")
-        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-    Select(browser.find_element(By.ID, "filter")).select_by_value("unscored")
-    count = STEPS * QUESTIONS
-    assert browser.find_element(By.ID, "status").text == f"{count} of {count * SIZE} trajectories"
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#list tbody tr")) == count
-    browser.find_element(By.CSS_SELECTOR, "#list a").click()
-    left = Select(browser.find_element(By.ID, "left"))
-    assert left.first_selected_option.text == f"attempt {SIZE}"
-    assert "set aside: unreachable" in browser.find_element(By.ID, "scores").text
-    left.select_by_visible_text("attempt 2")
-    passages = browser.find_element(By.CSS_SELECTOR, "#steps details")
-    passages.find_element(By.TAG_NAME, "summary").click()
-    assert passages.find_element(By.TAG_NAME, "pre").text.startswith("[1] Title")
-    browser.find_element(By.LINK_TEXT, "Next").click()
-    assert browser.current_url.endswith("questions/00001.html#1,0")
-    assert browser.console() == []
-    assert all(url.startswith(report.as_uri()) for url in browser.requests())

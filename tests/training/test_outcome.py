@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.errors import ConfigError
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.training.folder import explain_full_disk, identity_of, last_checkpoint, mark_complete, remove_old
+from reasonrag.training.folder import identity_of, last_checkpoint, mark_complete, remove_old
 from reasonrag.training.model import merge_adapter
-from reasonrag.training.run import panels, summarise
+from reasonrag.training.run import summarise
 from tests.training.toys import dpo_settings, save_calm_model, train, write_pairs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -229,30 +226,3 @@ def test_old_checkpoints_go_and_the_best_one_stays(tmp_path):
     remove_old(tmp_path, keep=2, best="elsewhere/checkpoint-1")
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert left == ["checkpoint-1", "checkpoint-10", "checkpoint-3"]
-
-
-def test_curves_show_training_and_held_out_questions():
-    history = [
-        {"step": 1, "loss": 0.7, "rewards/margins": 0.0, "rewards/accuracies": 0.0, "mean_token_accuracy": 0.1},
-        {"step": 2, "loss": 0.6, "rewards/margins": 0.2, "rewards/accuracies": 0.5},
-        {"step": 2, "eval_loss": 0.65, "eval_rewards/margins": 0.1, "eval_rewards/accuracies": 0.5},
-    ]
-    drawn = {panel.title: {line.label: (line.x, line.y) for line in panel.lines} for panel in panels(history)}
-    assert drawn == {
-        "loss": {"train": ([1.0, 2.0], [0.7, 0.6]), "held-out": ([2.0], [0.65])},
-        "reward margin": {"train": ([1.0, 2.0], [0.0, 0.2]), "held-out": ([2.0], [0.1])},
-        "reward accuracy": {"train": ([1.0, 2.0], [0.0, 0.5]), "held-out": ([2.0], [0.5])},
-    }
-
-
-def test_a_limit_on_the_size_of_files_is_one_line(tmp_path):
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, usual[1]))
-    try:
-        with (
-            pytest.raises(RunError, match="free some space and run the same command again"),
-            explain_full_disk(tmp_path),
-        ):
-            save_file({"weight": np.zeros(4096)}, tmp_path / "model.safetensors")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
