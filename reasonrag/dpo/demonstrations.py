@@ -71,7 +71,7 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         settings: `per_question`, `min_reward` and `test_share` are used.
 
     Raises:
-        DataError, RunError: there is no such folder, its tables are damaged, or no trajectory is good enough.
+        DataError, RunError: the folder is missing, its tables are damaged, or no trajectory is good enough.
     """
     config, fingerprint, questions = _open(named_path(data), data)
     format = open_format(config)
@@ -185,7 +185,7 @@ def _steps(attempt: _Attempt, format: Format, read_ids: bool) -> Iterator[tuple[
 
 
 def read_prompt(path: Sequence[Row], stop: Sequence[str], *, read_ids: bool) -> Prompt:
-    """Return what the policy read before the last step of a path from the root, which has the columns of a node.
+    """Return the prompt of the last step of a path from the root, of rows with the columns of a node.
 
     `read_ids`: it read the ids that it had sampled, not text that was encoded again.
     """

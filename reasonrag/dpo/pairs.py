@@ -113,7 +113,8 @@ def derive_trajectory_pairs(
     The policy gets a new prompt at every step, so a trajectory is several prompts with a step each, and its
     log-probability is the sum over its steps. Steps that both share are left out, as they cancel. Each distinct
     trajectory is in one pair at most, so that a question with many does not outweigh the others. A trajectory with a
-    step that could not be parsed is never chosen. What other trees repeat or reverse is left out, as in `derive_pairs`.
+    step that could not be parsed is never chosen. Pairs that other trees repeat or reverse are left out, as in
+    `derive_pairs`.
 
     The arguments are those of `derive_pairs`; `min_margin` is the smallest difference of F1, in [0, 1].
     """
@@ -295,8 +296,8 @@ def path_from_root(tree: Sequence[Row], node: Row) -> list[Row]:
 
 
 def open_turn(path: Sequence[Row]) -> list[Row] | None:
-    """Return the open turn of the last step of a path from the root, as `tables.span`: what the policy wrote, with the
-    ids that it sampled, and what was inserted in between, each of which it read as ids of its own.
+    """Return the open turn of the last step of a path from the root, as `tables.span`: the text of the policy, with
+    the ids that it sampled, and the texts inserted in between, each of which it read as ids of its own.
 
     None if no turn was open, or no step in it has ids.
     """

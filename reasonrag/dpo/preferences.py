@@ -114,7 +114,7 @@ class TextSides:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a process reward model learns of a step: a value in [0, 1], and its weight by certainty, in (0, 1].
+    """The label of a step for a process reward model: a value in [0, 1], and its weight by certainty, in (0, 1].
 
     Steps of one question that were taken in the same state have the same `state`.
     """
@@ -149,7 +149,7 @@ class Preferences:
         train: rows to train on.
         test: rows of held-out questions.
         card: of the policy.
-        noun: what a row is: pairs, or steps without a rejected side.
+        noun: name of the rows in messages: pairs, or steps without a rejected side.
         trajectories: counts of the trajectories that the steps are of, for `training.json`.
     """
 
@@ -345,7 +345,7 @@ def _fetch(name: str, revision: str | None, configuration: str | None) -> tuple[
     return datasets.load_dataset(name, configuration, revision=Path(folder).name), card
 
 
-# What a row is
+# The layouts of a row
 
 
 def checked_rows(name: str, numbered: Iterable[NumberedRow], problems: RowProblems) -> Iterator[CheckedRow]:
@@ -621,7 +621,7 @@ class Contradictions:
             self._names = self._lasting if self._question in self._repeated else defaultdict(list)
 
     def add(self, name: str, prompt: object, chosen: Sequence[TypedText], rejected: Sequence[TypedText]) -> None:
-        """Add a pair: its name, the prompt in any form that `repr` tells apart, and the steps of both sides."""
+        """Add a pair: its name, the prompt in any form with a `repr` of its own, and the steps of both sides."""
         self.total += 1
         state = _key(prompt)
         self.same_text += self._add(name, state, [text for _, text in chosen], [text for _, text in rejected])
@@ -662,7 +662,7 @@ class Contradictions:
         return {"same_text": self.same_text, "same_content": self.same_content, "named": list(map(list, self.named))}
 
     def __str__(self) -> str:
-        """Return how many there are with the first names; "" if there are none."""
+        """Return the number of contradictory pairs with the first names; "" without such pairs."""
         if not self.same_text and not self.same_content:
             return ""
         count = max(self.same_text, self.same_content)

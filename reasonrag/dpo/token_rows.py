@@ -61,7 +61,7 @@ class Pair:
 
 @dataclass(slots=True)
 class Encoded:
-    """Counts of what was encoded. A step of several pairs counts in each.
+    """Counts of the encoded steps and rows. A step of several pairs counts in each.
 
     Attributes:
         steps: with a known end, as the policy wrote them.
@@ -280,7 +280,7 @@ def fit(
         log: receives the report before a refusal.
         shifted: plain rows in which the end of the prompt is scored too.
         shared_prompts: prompts that are in both splits, but for case and white space.
-        noun: what a row is called.
+        noun: name of a row in messages.
 
     Returns:
         In the report, `tokens` are quantiles of `prompt` (the longest of a pair), `chosen` and `rejected` (scored

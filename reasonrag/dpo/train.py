@@ -124,7 +124,7 @@ def data_of(settings: PairSettings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TokenPairs:
-    """Pairs as token ids, without those that are too long, and where they came from."""
+    """Pairs as token ids, without pairs that are too long, and their source."""
 
     train: list[Pair]
     test: list[Pair]  # of held-out questions; empty if the source holds none out

@@ -31,7 +31,7 @@ class StepCollator:
     """Collate rows to a batch: sequences padded on the right, those of the chosen sides first.
 
     `input_ids`, `attention_mask` and `completion_mask` are `[R, T]`, with R = 2 x pairs for step pairs, as in TRL. With
-    several segments a side, `row_index` `[R]` says which sum a sequence belongs to: the pair's number on the chosen
+    several segments a side, `row_index` `[R]` names the sum of each sequence: the pair's number on the chosen
     side, that plus the number of pairs on the rejected one. `pair_weight`, `pair_margin` and the log-probabilities of
     the reference are `[pairs]`, and present if the rows have them.
     """

@@ -33,7 +33,7 @@ def open_scorer(spec: str) -> StepScorer:
     """Open the process reward model in a folder, or the scorer that calling `python:PACKAGE.MODULE:NAME` makes.
 
     Raises:
-        ConfigError: there is none, or it cannot be loaded.
+        ConfigError: the folder holds no such model, or it cannot be loaded.
     """
     if spec.startswith("python:"):
         made: StepScorer = make_plugin(spec, ("name", "score", "aclose"))

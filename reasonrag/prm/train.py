@@ -166,7 +166,7 @@ def measures(
         question: number of the question of each step.
         state: number, within the question, of the state in which it was taken.
         predicted: value of the model, in [0, 1].
-        spre: what it should say.
+        spre: the value that it should predict, in [0, 1].
         usual: mean SPRE in training, the prediction of a model that knows nothing.
 
     Returns:
@@ -217,7 +217,7 @@ def measures(
 
 
 def _auc(values: Any, good: Any, place: Any) -> list[float | None]:
-    """Return a column by question whose mean is the AUC: a question's value is the AUC and its share in the error."""
+    """Return a column by question with the AUC as its mean: each value is the AUC plus a share in the error."""
     questions = int(place.max()) + 1
     if good.all() or not good.any():
         return [None] * questions

@@ -4,8 +4,9 @@ TRL: pairs of a growing turn as texts. Given as messages, TRL's `add_generation_
 another one. TRL ends every text with the tokenizer's EOS token, even if a stop string or the length limit ended it.
 
 LLaMA-Factory: the layout is documented in `data/README.md` of hiyouga/LLaMA-Factory, "Sharegpt Format", "Preference
-Dataset". Its loader only warns about rows whose turns are not user, assistant, ..., user, and skips them, so such rows
-are refused here. It ends every completion with an end-of-turn token; if that matters, train with `reasonrag dpo train`.
+Dataset". Its loader only warns about rows with other turns than user, assistant, ..., user, and skips them, so such
+rows are refused here. It ends every completion with an end-of-turn token; if that matters, train with
+`reasonrag dpo train`.
 
 verl and Search-R1: the fields are those of Search-R1's `scripts/data_process`: `data_source` (selects the reward),
 `prompt`, `ability`, `reward_model` with the golden answers as its target, and `extra_info`. Trainers group the samples
@@ -56,7 +57,7 @@ _COLUMNS = {"messages": "conversations", "chosen": "chosen", "rejected": "reject
 # Columns of a pair that are exported with its texts.
 _PROVENANCE = ("pair_id", "dataset", "question_id", "depth", "chosen_reward", "rejected_reward", "margin")
 
-_ground_truth = Described("What a rule compares an answer with.", ("target", ["string"], "golden answers"))
+_ground_truth = Described("The texts that a rule compares an answer with.", ("target", ["string"], "golden answers"))
 _identity = Described(
     "Which question a row is.",
     ("split", "string", "train | test"),

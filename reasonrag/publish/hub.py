@@ -47,7 +47,7 @@ class Upload:
     repo_type: Literal["dataset", "model"]
     folder: Path  # all its files are uploaded byte for byte, except for a README.md at its top, which `card` writes
     card: Callable[[str | None], str]  # maps the card on the Hub (None without one) to the new card
-    # Patterns of our files, such as `pairs/*`. Those that `folder` lacks are deleted in the same commit, or
+    # Patterns of our files, such as `pairs/*`. Files that `folder` lacks are deleted in the same commit, or
     # `load_dataset` would read old shards together with new ones.
     owned: tuple[str, ...]
     message: str  # title of the commit

@@ -84,7 +84,7 @@ def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
 
     Raises:
         RunError: the training run has not finished, or nothing was merged.
-        DataError: there are no weights in safetensors, its files cannot be read, or they changed since training.
+        DataError: it has no weights in safetensors, its files cannot be read, or they changed since training.
     """
     training = finished(path)
     if training is None:

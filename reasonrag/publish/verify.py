@@ -53,7 +53,7 @@ class Check:
 
 
 class Verified:
-    """What was checked at a path: `checks` by the kind of thing, and the `pairs`."""
+    """The result of checking a path: `checks` by the kind of thing, and the `pairs`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class Verified:
         self.pairs = PairRules()
 
     def check(self, what: str, test: Callable[..., int | None], *arguments: Any, **options: Any) -> bool:
-        """Count what a test returns (None: one thing); return False, and keep the problem, if it raises one."""
+        """Add the count that a test returns (None: one thing); return False, and keep the problem, if it raises one."""
         try:
             count = test(*arguments, **options)
         except InputError as error:

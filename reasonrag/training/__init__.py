@@ -1,1 +1,1 @@
-"""What every training run shares: settings, model, folder with checkpoints, callbacks, harness and outcome."""
+"""Parts that every training run shares: settings, model, folder with checkpoints, callbacks, harness and outcome."""

@@ -2,7 +2,7 @@
 
 OUT/
 ├── config.yaml            the resolved settings
-├── checkpoints/           what a killed run resumes from
+├── checkpoints/           from which a killed run resumes
 ├── model.safetensors ...  the trained model, or its adapter
 ├── merged/                the adapter merged into its model, if asked for
 ├── best/                  of online training: the policy that was best on held-out questions

@@ -52,7 +52,7 @@ class ModelSource:
         """Load the tokenizer with its chat template; an adapter without a tokenizer has its model's.
 
         Raises:
-            ConfigError: there is no such model, or it has no chat template.
+            ConfigError: the model is missing, or has no chat template.
         """
         path = tokenizer_path(self.path, self.base)
         return ChatTemplate.load(path, revision=self.revision, template=self.chat_template)

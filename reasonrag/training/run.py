@@ -92,7 +92,7 @@ _ROLLOUT_CURVES = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """What is trained on, as the first process reads it."""
+    """The data of a training run, as the first process reads it."""
 
     checksum: str  # changes with any row of the data
     card: PolicyCard | None  # how the policy is prompted, if the data comes with that
@@ -102,7 +102,7 @@ class TrainingData:
 
 @dataclass(slots=True)
 class _ResumePlan:
-    """What the first process broadcasts: where rows and checkpoint are, or the summary of a finished run."""
+    """The broadcast of the first process: paths of rows and checkpoint, or the summary of a finished run."""
 
     out: Path
     rows: str
@@ -463,7 +463,7 @@ def save_policy(trainer: Any, out: Path) -> None:
 
 
 def silence_libraries() -> None:
-    """Turn off telemetry and library hints, and progress bars if there is no terminal."""
+    """Turn off telemetry and library hints, and progress bars without a terminal."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

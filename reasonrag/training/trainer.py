@@ -185,7 +185,7 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
             remove_old(checkpoints.parent, keep=self.checkpoints_kept, best=self.state.best_model_checkpoint)
 
     def save_extra_state(self, checkpoint: Path) -> None:
-        """Write what a subclass needs to resume; called on the first process before the checkpoint counts."""
+        """Write the state that a subclass needs to resume; called on the first process before the checkpoint counts."""
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
@@ -264,7 +264,7 @@ def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float 
 
 
 def score_labels_only(model: nn.Module) -> None:
-    """Let the fused head that TRL gave `model` compute only what the log-probabilities of labelled tokens depend on.
+    """Let the fused head that TRL gave `model` compute only the terms of the log-probabilities of labelled tokens.
 
     TRL 1.16 reads every row of a batch at the length of the longest, and scores every position unless it has Triton.
     Here rows of like length share a forward pass of the backbone, a prompt that several rows begin with is read once,
