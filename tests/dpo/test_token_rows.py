@@ -12,7 +12,6 @@ from reasonrag.llm.chat_template import ChatTemplate
 from tests.llm.tiny import save_tiny_model
 
 DEMO = Path(__file__).parents[2] / "reasonrag/demo/policy"
-PREFERENCE = Path(__file__).parents[2].parent / "shared/data/preference/llamafactory_dpo_en_demo.jsonl.gz"
 STATE = Prompt((Message("system", "Reason."), Message("user", "Question: Who directed Jaws?")))
 QUERY = "So the next query is <query>who directed Jaws</query>"
 ANSWER = "So the answer is <answer>Steven Spielberg</answer>"

@@ -70,12 +70,6 @@ def test_margins_below_the_threshold_make_no_pair():
     assert len(pairs(rows)) == 1 and pairs(rows, min_margin=0.2) == []
 
 
-def test_what_ended_each_step_is_noted():
-    rows = tree(("<answer>a</answer>", 1.0), ("I do not know", "<answer>b</answer>", 0.0))
-    (row,) = pairs(rows)
-    assert [step["end"] for step in row["rejected_steps"]] == ["turn", "stop"]
-
-
 def test_questions_are_not_mixed():
     first, second = tree(("<answer>a</answer>", 1.0)), tree(("<answer>b</answer>", 0.0), question="2")
     assert pairs(first, second) == []

@@ -144,13 +144,6 @@ def test_hostile_text_is_inert_in_the_card(tmp_path):
     assert found.upload.card(content) == content
 
 
-def damaged(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    middle = len(content) // 2  # a flipped bit alone may hit a statistic, which no reader uses
-    content[middle : middle + 64] = bytes(64)
-    file.write_bytes(content)
-
-
 def one_pair_less(run: Path) -> None:
     edit_json(run / "run.json", lambda summary: summary["pairs"].update(total=1000))
 
@@ -167,7 +160,6 @@ BAD = {
     "holds pairs alone": lambda run: (run / "run.json").rename(run / "pairs.json"),
     "no pairs to publish": no_pairs,
     "pairs.total is 1000": one_pair_less,
-    "nodes-00000-of-00001.parquet cannot be read": lambda run: damaged(run / "trees/nodes-00000-of-00001.parquet"),
     "0 shards found": lambda run: (run / "trees/nodes-00000-of-00001.parquet").unlink(),
     "run.json holds what JSON cannot express": lambda run: edit_json(
         run / "run.json", lambda summary: summary.update(seed=float("nan"))
