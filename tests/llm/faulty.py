@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import LLM, Sampling
 
@@ -26,32 +25,11 @@ JUNK = (
 
 
 class FaultyLLM:
-    """Wraps any LLM; which calls fail depends on the prompt, the seed of the sampling and its own seed alone.
-
-    Attributes:
-        hung: calls that never answered.
-        spoilt: calls that were answered with junk.
-    """
+    """Wraps any LLM; which calls fail depends on the prompt, the seed of the sampling and its own seed alone."""
 
     def __init__(self, inner: LLM, *, timeout_share: float = 0.0, junk_share: float = 0.0, seed: int = 0) -> None:
-        """Wrap `inner`.
-
-        Args:
-            inner: answers all other calls.
-            timeout_share: of calls that hang until they are cancelled, in [0, 1].
-            junk_share: of calls that no judge's contract can be read from, in [0, 1].
-            seed: another seed lets other calls fail.
-
-        Raises:
-            ConfigError: the shares are none, or more than all calls together.
-        """
-        if min(timeout_share, junk_share) < 0 or not timeout_share + junk_share <= 1:
-            raise ConfigError(
-                f"of all calls {timeout_share:g} cannot hang and {junk_share:g} be junk: shares from 0 to 1 in all"
-            )
+        """Wrap `inner`: the shares are of all calls, in [0, 1] together; another seed lets other calls fail."""
         self.inner = inner
-        self.hung = 0
-        self.spoilt = 0
         self._timeout_share = timeout_share
         self._junk_share = junk_share
         self._seed = seed
@@ -71,10 +49,8 @@ class FaultyLLM:
         rng = Random("\0".join(["faulty", str(self._seed), str(sampling.seed), *texts]))
         fate = rng.random()
         if fate < self._timeout_share:
-            self.hung += 1
             await asyncio.sleep(HANG_S)
         elif fate < self._timeout_share + self._junk_share:
-            self.spoilt += 1
             return tuple(Completion(rng.choice(JUNK), completion_tokens=1) for _ in range(sampling.n))
         return await self.inner.complete(prompt, sampling)
 

@@ -10,10 +10,10 @@ from reasonrag.core.errors import LLMError
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import caller
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.mcts import Evaluation, TreeSearch
+from reasonrag.mcts import TreeSearch
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator
-from tests.mcts.test_search import shape
+from tests.mcts.test_search import Valuing, shape
 from tests.toys import QUESTION, ToyRetriever
 
 
@@ -71,12 +71,8 @@ def test_calls_overlap_and_all_requests_of_a_tree_differ():
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
 def test_an_iteration_begins_when_so_many_before_it_are_in_flight(lag):
-    class Constant:
-        async def evaluate(self, trajectory, *, seed):
-            return Evaluation(0.5)
-
     llm = Slow(0)
-    searched(llm, SearchConfig(iterations=8, lag=lag, max_children=8), Constant())
+    searched(llm, SearchConfig(iterations=8, lag=lag, max_children=8), Valuing())
     completed = [priority for _, priority in llm.callers]
     assert completed == [max(begun - lag, 0) for begun in range(8)]
 

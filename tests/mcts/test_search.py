@@ -33,6 +33,22 @@ def build(settings: SearchConfig, *, policy=random_policy, seed: int = 0, k: int
     return asyncio.run(search.run(QUESTION, watch=watch)), llm
 
 
+class Valuing:
+    """Values every node by a function of its seed, and records the depth and seed of each call."""
+
+    def __init__(self, value=lambda seed: 0.5) -> None:
+        self.value = value
+        self.calls: list[tuple[int, int]] = []
+
+    async def evaluate(self, trajectory, *, seed):
+        self.calls.append((len(trajectory.steps), seed))
+        return Evaluation(self.value(seed))
+
+    def tree(self, *, policy=random_policy, max_steps: int = 8, **settings) -> Tree:
+        engine = Engine(ScriptedLLM(policy), ToyRetriever(), ReasonRAGFormat(), max_steps=max_steps)
+        return asyncio.run(TreeSearch(engine, self, SearchConfig(lag=0, **settings)).run(QUESTION))
+
+
 def shape(tree: Tree):
     return [(n.parent, n.step and n.step.completion.text, n.visits, n.value, n.origin) for n in tree.nodes]
 
@@ -72,16 +88,9 @@ def test_a_tree_with_nothing_left_to_expand_is_finished(lag):
 
 
 def test_terminal_nodes_are_not_valued_again():
-    calls = []
-
-    class Counting:
-        async def evaluate(self, trajectory, *, seed):
-            calls.append(len(trajectory.steps))
-            return Evaluation(0.5)
-
-    engine = Engine(ScriptedLLM(random_policy), ToyRetriever(), ReasonRAGFormat())
-    tree = asyncio.run(TreeSearch(engine, Counting(), SearchConfig(lag=0, iterations=64)).run(QUESTION))
-    assert len(calls) == len(tree.nodes) - 1
+    valuing = Valuing()
+    tree = valuing.tree(iterations=64)
+    assert len(valuing.calls) == len(tree.nodes) - 1
     # A visit to a node that has ended backs up the value that it has.
     assert tree.root.visits == tree.root.valued == 64 and tree.root.value == 0.5
 
@@ -99,12 +108,7 @@ def test_depth_never_exceeds_the_step_limit_and_its_leaves_were_forced():
 
 
 def test_a_missing_value_counts_the_visit_and_leaves_the_mean():
-    class Silent:
-        async def evaluate(self, trajectory, *, seed):
-            return Evaluation(None)
-
-    engine = Engine(ScriptedLLM(random_policy), ToyRetriever(), ReasonRAGFormat())
-    tree = asyncio.run(TreeSearch(engine, Silent(), SearchConfig(lag=0, iterations=5)).run(QUESTION))
+    tree = Valuing(lambda seed: None).tree(iterations=5)
     assert tree.root.visits == 5 and tree.root.value is None
 
 
@@ -121,20 +125,14 @@ def test_a_child_without_a_value_is_taken_for_its_parents():
 
 @pytest.mark.parametrize("selection", ["puct", "ucb1"])
 def test_value_of_the_root_is_the_mean_of_what_was_backed_up(selection):
-    values = []
-
-    class Recording:
-        async def evaluate(self, trajectory, *, seed):
-            values.append((seed % 100) / 100)
-            return Evaluation(values[-1])
-
     # Nothing ends within these iterations, so every visit is an expansion with a value of its own.
-    wanders = ScriptedLLM(lambda p, s: "<evidence>x</evidence>" if "evidence" in p.stop[0] else "<query>Jaws</query>")
-    engine = Engine(wanders, ToyRetriever(), ReasonRAGFormat(), max_steps=30)
-    settings = SearchConfig(lag=0, iterations=25, selection=selection)
-    tree = asyncio.run(TreeSearch(engine, Recording(), settings).run(QUESTION))
-    assert len(values) == tree.root.valued == tree.root.visits == 25
-    assert tree.root.value == pytest.approx(sum(values) / 25)
+    def wandering(prompt, sampling):
+        return "<evidence>x</evidence>" if "evidence" in prompt.stop[0] else "<query>Jaws</query>"
+
+    valuing = Valuing(lambda seed: (seed % 100) / 100)
+    tree = valuing.tree(policy=wandering, max_steps=30, iterations=25, selection=selection)
+    assert len(valuing.calls) == tree.root.valued == tree.root.visits == 25
+    assert tree.root.value == pytest.approx(sum(valuing.value(seed) for _, seed in valuing.calls) / 25)
 
 
 @pytest.mark.parametrize(
@@ -166,14 +164,6 @@ def test_spre_is_the_mean_over_complete_trajectories_through_a_node():
 
 
 def test_every_visit_of_a_node_that_is_judged_again_has_a_seed_of_its_own():
-    seeds = []
-
-    class Recording:
-        async def evaluate(self, trajectory, *, seed):
-            seeds.append((len(trajectory.steps), seed))
-            return Evaluation(0.5)
-
-    engine = Engine(ScriptedLLM(lambda p, s: "<answer>x</answer>"), ToyRetriever(), ReasonRAGFormat())
-    settings = SearchConfig(lag=0, iterations=8, max_children=1, rejudge_terminal=True)
-    asyncio.run(TreeSearch(engine, Recording(), settings).run(QUESTION))
-    assert len(set(seeds)) == len(seeds) == 8
+    valuing = Valuing()
+    valuing.tree(policy=lambda p, s: "<answer>x</answer>", iterations=8, max_children=1, rejudge_terminal=True)
+    assert len(set(valuing.calls)) == len(valuing.calls) == 8

@@ -109,7 +109,6 @@ def test_every_search_of_an_attempt_is_read(kind):
             made += len(searches)
             assert not unread, f"budget {budget}: {[step.action for step in trajectory.steps]}"
             assert all(step.prompt.stop != ("</answer>",) for step in trajectory.steps[:-1])
-    print(f"{kind}: 0 of {made} searches unread")
     assert made > ATTEMPTS
 
 
@@ -144,7 +143,6 @@ def test_every_search_of_a_tree_is_read(kind):
             unread, searches = _unread(node.trajectory.steps)
             made += len(searches)
             assert not unread, f"budget {budget}: {[step.action for step in node.trajectory.steps]}"
-    print(f"{kind}: 0 of {made} searches on paths unread")
     assert made > 100
 
 
