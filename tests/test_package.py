@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -36,4 +37,10 @@ def test_every_extra_has_a_pinned_version_that_it_allows():
         for text in requirements:
             requirement = Requirement(text)
             name = requirement.name.lower().replace("_", "-")
+            assert requirement.specifier or name.startswith("types-"), f"[{extra}] {text} has no bound"
             assert requirement.specifier.contains(pins[name]), f"[{extra}] {text} is not met by {file.name}"
+
+
+def test_every_upper_bound_has_a_reason():
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    assert not [line for line in lines if re.match(r'    "[\w-]+>=[\d.]+,<', line) and "#" not in line]

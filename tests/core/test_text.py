@@ -116,7 +116,11 @@ def test_scores_lie_between_zero_and_one_and_agree_with_each_other(prediction: s
     assert em == 0 or cover_match(prediction, gold) == 1
 
 
-@pytest.mark.parametrize("piece", ["<query>", "</query>", "<query></answer>", "<", "<query", "[INST", " ", "the "])
+PIECES = ["<query>", "</query>", "<query></answer>", "<", "<query", "[INST", " ", "the "]
+PIECES += ["[A", "[a_", "]~", "[e~", "[/", "｜"]
+
+
+@pytest.mark.parametrize("piece", PIECES)
 def test_a_megabyte_of_anything_takes_linear_time(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     for function in (inert, partial(inert, tags=TAGS), one_line, lambda t: token_f1(t, ["x"])):

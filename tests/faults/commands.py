@@ -225,11 +225,6 @@ class Commands:
         return self._command(lambda out: ("dpo", "train", *flags, *_TRAINING, "--out", out), digests)
 
     @cached_property
-    def prm_train(self) -> Command:
-        flags = ("--preset", "demo", "--data", self.run, "--test-share", "0.4", *_TRAINING)
-        return self._command(lambda out: ("prm", "train", *flags, "--out", out), digests)
-
-    @cached_property
     def rl_train(self) -> Command:
         small = {f"rollout.{name}": value for name, value in _ROLLOUTS.items()}
         small |= {"format.max_steps": 3, "validation.steps": 2, "validation.limit": 2, "max_steps": 3, "save_steps": 1}
@@ -247,10 +242,6 @@ class Commands:
     @cached_property
     def report(self) -> Command:
         return self._command(lambda out: ("report", self.run, "--out", out), digests)
-
-    @cached_property
-    def export(self) -> Command:
-        return self._command(lambda out: ("export", self.run, "--to", "jsonl", "--out", out), digests)
 
     @cached_property
     def import_pairs(self) -> Command:

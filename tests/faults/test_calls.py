@@ -103,7 +103,6 @@ CAUSES = {
     "a bad reply (or the error it is) after so many attempts, memory within 64 MB (128 MB), the loop goes on",
     before="2.4 GB and 7.9 GB, the loop blocked for 15 to 52 s",
 )
-@pytest.mark.fault("15", "a reply that goes on for ever", "a bad reply, asked for again as often as is allowed")
 @pytest.mark.parametrize("server_of", CAUSES)
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood(name: str, server_of: str, figure: Figure) -> None:
@@ -317,9 +316,6 @@ def stub_reply(body: Body) -> str:
 )
 @pytest.mark.fault(
     "15", "5 % of replies cut off, HTML, without an end, or no reply", "asked for again, the rows of a clean run"
-)
-@pytest.mark.fault(
-    "load", "the same with 2,000 questions and 60 s without the engine", "0 lost, the rows of a clean run"
 )
 @pytest.mark.parametrize("failing", ["engine", "retrieval server"])
 def test_a_server_that_fails_and_goes_away(failing: str, tmp_path: Path, rounds: Rounds, figure: Figure) -> None:

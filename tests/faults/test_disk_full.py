@@ -34,10 +34,8 @@ SIZES = {  # the smallest disk in kB, on which the first file has room; tries in
     "eval": (ROOM_KB, 0, 10),
     "index build": (4, 1, 8),
     "dpo train": (8, 0, 6),
-    "prm train": (8, 0, 8),
     "rl train": (8, 0, 8),
     "report": (4, 0, 6),
-    "export": (4, 0, 2),
     "import pairs": (4, 1, 4),
     "publish dry-run": (4, 1, 12),
 }

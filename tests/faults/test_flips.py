@@ -71,7 +71,6 @@ def rows_of(file: Path) -> Any:
     return pq.read_table(file).to_pylist()
 
 
-@pytest.mark.fault("9", "a flipped bit in a Parquet file: verify", DETECTED)
 @pytest.mark.fault("flips", "a random bit of the trees, of the pairs", DETECTED)
 @pytest.mark.parametrize("table", ["trees", "pairs"])
 def test_a_flipped_bit_of_a_table_is_noticed_by_verify(run: Path, table: str, rounds: Rounds, figure: Figure) -> None:

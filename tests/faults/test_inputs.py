@@ -33,13 +33,11 @@ from reasonrag.formats import open_format
 from reasonrag.publish.hub import check_target
 from reasonrag.publish.importers import as_pair
 from reasonrag.storage.questions import load_questions
-from reasonrag.storage.records import read_calls
 from tests import warmed
 from tests.e2e import product
 from tests.e2e.world import World, questions, write_jsonl
 from tests.faults.matrix import Figure, Rounds
 from tests.faults.test_surroundings import within_limits
-from tests.growth import LIMIT, TIMES, Growth, growth
 
 Fuzz = Callable[[st.SearchStrategy[Any], Callable[[Any], object], int], int]
 
@@ -179,19 +177,9 @@ def test_any_settings(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
 
 # --- Rows of others ---
 
-_NAMES = (
-    "id",
-    "question",
-    "golden_answers",
-    "answers",
-    "answer",
-    "metadata",
-    "choices",
-    "prompt",
-    "chosen",
-    "rejected",
-)
-_NAMES += ("instruction", "input", "chosen_action_type", "rejected_action_type", "layer", "tools", "depth", "margin")
+_NAMES = ["id", "question", "golden_answers", "answers", "answer", "metadata", "choices", "prompt", "chosen"]
+_NAMES += ["rejected", "instruction", "input", "chosen_action_type", "rejected_action_type", "layer", "tools"]
+_NAMES += ["depth", "margin"]
 _MESSAGES = st.lists(
     st.dictionaries(st.sampled_from(["role", "content", "name"]), _TEXTS | st.sampled_from(["user", "assistant"])),
     max_size=3,
@@ -239,9 +227,7 @@ def test_any_questions(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
     figure(f"{tried:,} files: {outcomes['read']:,} read, {outcomes['refused']:,} refused, 0 other errors")
 
 
-@pytest.mark.fault(
-    "fuzz", "any rows for the importers, any log, any recording", "a pair, or one error that says why not"
-)
+@pytest.mark.fault("fuzz", "any rows for the importers, any log", "a pair, or one error that says why not")
 def test_any_import(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
     def row(value: dict[str, Any]) -> None:
         with suppress(Unusable):
@@ -259,14 +245,7 @@ def test_any_import(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
         with suppress(DataError, RunError):
             convert(tmp_path / "log.json", tmp_path / "imported")
 
-    def recording(values: list[Any]) -> None:
-        (tmp_path / "calls.jsonl").write_text("\n".join(map(json.dumps, values)) + "\n", encoding="utf-8")
-        with suppress(DataError):
-            list(read_calls(tmp_path))
-
-    tried = (
-        fuzz(_ROWS, row, 3000) + fuzz(logs, log, 1500) + fuzz(st.lists(_ROWS | _VALUES, max_size=3), recording, 1000)
-    )
+    tried = fuzz(_ROWS, row, 3000) + fuzz(logs, log, 1500)
     figure(f"{tried:,} inputs, 0 other errors")
 
 
@@ -319,23 +298,12 @@ def test_a_json_file_that_fits_into_no_memory(
 # --- Secrets in a text ---
 
 _SECRET = "aB3dE5fG7hJ9kL2mN4pQ6rS8tU0vW1xY3zA5bC7d"
-_PLANTED = [
-    f"hf_{_SECRET[:34]}",
-    f"ghp_{_SECRET[:36]}",
-    f"sk-ant-api03-{_SECRET}-{_SECRET}",
-    f"sk-proj-{_SECRET}{_SECRET}",
-]
-_PLANTED += [
-    f"xoxb-123456789012-{_SECRET[:24]}",
-    f"glpat-{_SECRET[:20]}",
-    f"AIza{_SECRET[:35]}",
-    "AKIAQ3EGRWZB7XKLMN2P",
-]
+_PLANTED = [f"hf_{_SECRET[:34]}", f"ghp_{_SECRET[:36]}", f"sk-ant-api03-{_SECRET}-{_SECRET}"]
+_PLANTED += [f"sk-proj-{_SECRET}{_SECRET}", f"xoxb-123456789012-{_SECRET[:24]}", f"glpat-{_SECRET[:20]}"]
+_PLANTED += [f"AIza{_SECRET[:35]}", "AKIAQ3EGRWZB7XKLMN2P"]
 
 
-@pytest.mark.fault(
-    "fuzz", "secrets in any text", "none survives, a second pass changes nothing, cost grows with length"
-)
+@pytest.mark.fault("fuzz", "secrets in any text", "none survives, a second pass changes nothing")
 def test_any_text_around_a_secret(fuzz: Fuzz, figure: Figure) -> None:
     around = st.text(max_size=40) | st.sampled_from(
         ["Authorization: Bearer ", "https://me:", "?key=", "\\n", "%20", "-----BEGIN"]
@@ -350,29 +318,14 @@ def test_any_text_around_a_secret(fuzz: Fuzz, figure: Figure) -> None:
         assert redact(clean) == clean
 
     tried = fuzz(st.tuples(around, st.sampled_from(_PLANTED), around), check, 10_000)
-    worst = Growth(0.0, 0.0)
-    for piece in ("a:b@", "://", "key=", "eyJ", "sk-", "-----BEGIN PRIVATE KEY-----", "Authorization: ", "%3a%2f%2f"):
-        worst = max(worst, growth(redact, lambda chars, piece=piece: piece * (chars // len(piece)), 20_000))  # type: ignore[misc]
-    figure(f"{tried:,} texts, 0 secrets left; {TIMES} times the text takes {worst.ratio:.1f} times as long")
-    assert worst.ratio < LIMIT
+    figure(f"{tried:,} texts, 0 secrets left")
 
 
 # --- Names that become paths ---
 
-HOSTILE = [
-    "../../outside",
-    "/tmp/outside-abs",
-    "a/../../outside",
-    "..",
-    ".",
-    "CON",
-    "nul",
-    "com1.txt",
-    "a.",
-    "a\\..\\b",
-    "~root",
-]
-HOSTILE += ["x" * 10_000, "a\nb", "\u202egpj", "-rf", "$(touch outside)", "a b", "%2e%2e%2f", "..%00"]
+HOSTILE = ["../../outside", "/tmp/outside-abs", "a/../../outside", "..", ".", "CON", "nul", "com1.txt", "a."]
+HOSTILE += ["a\\..\\b", "~root", "x" * 10_000, "a\nb", "\u202egpj", "-rf", "$(touch outside)", "a b", "%2e%2e%2f"]
+HOSTILE += ["..%00"]
 
 
 def _listing(folder: Path) -> Iterator[tuple[str, bool, int]]:

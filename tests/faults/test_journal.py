@@ -113,9 +113,6 @@ def whole(closed: Path, killed: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.fault(
-    "flips", "a random bit of the journal or its -wal file", "refused in one line, made again, or no effect"
-)
-@pytest.mark.fault(
     "A10",
     "a random bit of the journal, one of its schema among them",
     "refused in one line, made again, or no effect",

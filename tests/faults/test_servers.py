@@ -65,9 +65,6 @@ OWN: dict[str, dict[str, tuple[bytes, int]]] = {
 
 
 @pytest.mark.fault(
-    "refusals", "foreign, greedy and malformed requests to each of our servers", "the status that says why"
-)
-@pytest.mark.fault(
     "38", "a foreign Host, a page of another site; 10^6 queries of the server that takes them", "refused"
 )
 @pytest.mark.fault("A8", "headers above 64 KiB; two Hosts", "431; 400", before="90 MB of headers taken; two Hosts: 200")
@@ -201,7 +198,7 @@ def test_mutated_messages_of_sessions(tmp_path: Path, rounds: Rounds, figure: Fi
 
 @pytest.mark.fault(
     "fuzz",
-    "mutated requests, headers, frames and bodies of /retrieve, to each server",
+    "mutated requests, headers and frames, to each server",
     "an answer or an end; no 500, no hang, no traceback",
 )
 @pytest.mark.parametrize("name", SERVERS)

@@ -32,8 +32,8 @@ LONG: dict[str, tuple[tuple[signal.Signals, ...], ...]] = {
     "index build": (CTRL_C,),
     "publish": (TERM,),
 }
-# The suite has others like these: one harness trains, and `tests/online_rl/test_train.py` stops it in a rollout.
-FULL = ("prm train", "rl train")
+# The suite has others like it: one harness trains, and `tests/online_rl/test_train.py` stops it in a rollout.
+FULL = ("rl train",)
 SERVERS = ("index serve", "env serve")
 
 

@@ -104,11 +104,6 @@ def strange(tmp_path_factory):
     return run
 
 
-def test_a_tree_of_a_stranger_does_not_act_on_the_terminal(strange):
-    code, text, _ = on_a_terminal("show", strange, "q")
-    assert (code, acting(text)) == (0, set())
-
-
 def test_figures_of_a_stranger_do_not_act_on_the_terminal(strange):
     code, text, _ = on_a_terminal("show", strange)
     assert (code, acting(text)) == (0, set()), text

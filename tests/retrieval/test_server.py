@@ -184,21 +184,6 @@ def test_a_full_queue_says_when_to_come_back_and_a_slow_index_answers_all_it_too
         assert ask(port, *"abcdefghijkl")[0] == 200  # more than the queue holds, and nobody else is there
 
 
-@pytest.mark.parametrize("chunked", [False, True], ids=["by its length", "by its chunks"])
-def test_a_body_over_the_limit_is_refused_before_its_end(chunked: bool) -> None:
-    with (
-        serving(ToyRetriever(), max_body_bytes=1000) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
-    ):
-        size = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 5000"
-        connection.sendall(b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n" + size + b"\r\n\r\n")
-        if chunked:
-            connection.sendall(2 * (b"200\r\n" + b"x" * 512 + b"\r\n"))  # and never the last chunk
-        response = http.client.HTTPResponse(connection)
-        response.begin()
-        assert response.status == 413 and "1000 bytes" in json.loads(response.read())["detail"]
-
-
 def test_a_query_over_the_limit_is_cut() -> None:
     retriever = ToyRetriever()
     with serving(retriever) as port:

@@ -113,17 +113,6 @@ def test_numpy_answers_and_nan_metadata_from_parquet_become_plain_python(tmp_pat
     assert question.metadata == {"rank": None, "hops": [1, 2]}
 
 
-def test_line_separators_inside_a_text_do_not_end_the_row(tmp_path: Path) -> None:
-    (question,) = load_questions(write(tmp_path / "a.jsonl", row(question="one\u2028two\x85three")))
-    assert question.question == "one\u2028two\x85three"
-
-
-def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(row(question="a\ud83d?", golden_answers=["\udc00"])))
-    (question,) = load_questions(str(tmp_path / "a.jsonl"))
-    assert (question.question, question.golden_answers) == ("a??", ("?",))
-
-
 @pytest.mark.fault("28", "a question without an id, or with that of another", "refused with its line")
 @pytest.mark.fault("29", "NaN, null or nothing as id, question or answers", "refused with its line")
 @pytest.mark.parametrize(
