@@ -49,7 +49,6 @@ def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
         ({"retrieval.backend.key_env": "a key"}, "retrieval.backend.key_env: not a valid environment variable name"),
         ({"value.alpha": 2}, "value.alpha"),
         ({"search.selection": "best"}, "search.selection"),
-        ({"value.alpha": float("nan")}, "value.alpha"),
         ({"pairs.min_margin": float("inf")}, "pairs.min_margin"),
         ({"judge.spec": "http://h/v1"}, "a judge is named, but nodes are valued by rollouts"),
         ({"pairs.reward": "judge"}, "no judge values the nodes"),
@@ -61,9 +60,7 @@ def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
         ({"retrieval.url": "http://h", "retrieval.corpus": "c.jsonl"}, "both a corpus and a retrieval server"),
         ({"policy.spec": "http://user:secret@host/v1"}, "user name or password"),
         ({"search": 3, "search.iterations": 4}, "search is given both one value and settings"),  # --set and a flag
-        ({"seed.x": 3, "seed": 4}, "seed is given both one value and settings"),
         ({"seed": True}, "seed: expected a number, got true"),
-        ({"questions.limit": False}, "questions.limit: expected a number, got false"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(overrides, message):

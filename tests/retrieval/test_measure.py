@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage, Question
 from reasonrag.retrieval.measure import GoldFound, gold_ids, gold_recall, with_gold_ids
-
-
-class Fixed:
-    """Always finds the same."""
-
-    fingerprint = "fixed"
-
-    def __init__(self, *ids: str) -> None:
-        self._found = tuple(Passage(id_, "x") for id_ in ids)
-
-    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        return [self._found[:top_k] for _ in queries]
-
-    async def aclose(self) -> None:
-        pass
+from tests.retrieval.test_combined import Fixed
 
 
 def test_a_piece_counts_for_the_passage_that_was_split() -> None:
     question = Question("q", "who?", ("me",), "set", metadata={"gold_ids": ["a", "b#2"]})
-    found = asyncio.run(gold_recall(Fixed("c", "a#3", "b", "b#2"), [question], [1, 2, 3, 4]))
+    retriever = Fixed(*(Passage(id_, "x") for id_ in ("c", "a#3", "b", "b#2")))
+    found = asyncio.run(gold_recall(retriever, [question], [1, 2, 3, 4]))
     assert found == [
         {1: GoldFound(False, False), 2: GoldFound(True, False), 3: GoldFound(True, False), 4: GoldFound(True, True)}
     ]

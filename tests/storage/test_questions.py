@@ -150,11 +150,6 @@ def test_many_bad_rows_are_counted_and_five_of_them_named(tmp_path: Path) -> Non
     assert "question missing or empty in 9 rows (1, 2, 3, 4, 5, ...)" in message
 
 
-def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(row()) + "\n\n{broken\n")
-    assert "not a JSON object with each key once in 1 row (3)" in refusal(str(tmp_path / "a.jsonl"))
-
-
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"x" * 10_000)[:-20])
     (tmp_path / "text.jsonl.gz").write_bytes(b"plain text")
