@@ -171,7 +171,7 @@ class Addresses:
         self.slots = other.slots if self.all == other.all else _together(self.all)
 
     def _announce(self, address: Address, message: str, *, away: bool = True) -> None:
-        """Say once that a server is away, or back."""
+        """Log once that a server is away, or back."""
         if address.announced != away:
             address.announced = away
             log.warning(message, name=self._name, url=redact(address.url.partition("?")[0]))

@@ -7,8 +7,9 @@ many resamples times all metrics are one matrix product.
 Several seeds answer the same questions: two crossed factors (Owen, The pigeonhole bootstrap, 2007). Three seeds are too
 few to resample, so their part is a normal draw with the standard error of their estimates, and the sum is spread out
 like Student's t with Satterthwaite's degrees of freedom (An approximate distribution of estimates of variance
-components, 1946). One seed leaves the bootstrap over questions. What a question does with one seed only is counted in
-both parts, so the interval is slightly wide, as Owen's is; docs/evaluation.md has how often it holds the truth.
+components, 1946). One seed leaves the bootstrap over questions. The part of a question that shows with
+one seed only is counted in both parts, so the interval is slightly wide, as Owen's is; docs/evaluation.md has how often
+it holds the truth.
 
 Draws can be repeated, as `tools/recompute.py` does: with `rng = numpy.random.default_rng(seed)`, resample `r` of `n`
 questions is row `r` of `rng.integers(0, n, (resamples, n))`, and `numpy.random.default_rng([seed, 1])` gives the normal
@@ -104,7 +105,7 @@ def intervals(
         max_bytes: approximate memory for the resamples, at least one resample. It changes no result.
 
     Returns:
-        An interval by key; None for a column without any value, and for a ratio whose denominator is 0. It ends where
+        An interval by key; None for a column without any value, and for a ratio over 0. It ends where
         the values of single questions do: a share stays within [0, 1].
 
     Raises:
@@ -176,8 +177,8 @@ def estimates_by_seed(measure: OverSeeds) -> list[float | None]:
 def adjusted(p_values: Sequence[float]) -> list[float]:
     """Return each p-value adjusted for how many there are (Benjamini and Hochberg, 1995, step-up).
 
-    Of the differences whose adjusted value is at most 0.05, at most 5 % are expected to be chance; this holds for tests
-    that depend positively on each other too, as metrics of the same answers mostly do (Benjamini and Yekutieli, 2001).
+    Of the differences with an adjusted value of at most 0.05, at most 5 % are expected to be chance, and for tests
+    that depend positively on each other as well, as metrics of the same answers mostly do (Benjamini and Yekutieli, 2001).
 
     >>> adjusted([0.01, 0.04, 0.03, 0.5])
     [0.04, 0.05333333333333334, 0.05333333333333334, 0.5]

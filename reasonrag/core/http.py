@@ -52,7 +52,7 @@ class Unavailable(Exception):
     """A transient failure; a retry may succeed.
 
     Attributes:
-        cause: short name under which the failure is counted; `timeout` if there was no reply in time.
+        cause: short name under which the failure is counted; `timeout` without a reply in time.
         status: HTTP status of the reply, 0 without one.
         retry_after_s: seconds that the server asked to wait, or None without such a header.
         away: whether the server is not there, or does not serve at present: it is waited for, whatever the deadline.
@@ -214,7 +214,7 @@ async def exchange(
     Redirects are not followed: they may lead to another host.
 
     Raises:
-        Unavailable: there was no reply in time (`timeout`), the connection failed (`cause`), or the body holds more
+        Unavailable: the reply did not come in time (`timeout`), the connection failed (`cause`), or the body holds more
             than `most_bytes` (`bad_reply`).
     """
     import aiohttp

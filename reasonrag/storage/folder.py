@@ -162,7 +162,7 @@ def checksums(folder: Path, files: Iterable[Path], *, sync: bool = False) -> dic
 
 
 def damage(folder: Path, files: Mapping[str, Sequence[Any]], *, fully: bool = True) -> str:
-    """Say which file differs from its entry in `checksums`, and how; "" if none does. Sizes alone unless `fully`."""
+    """Name a file that differs from its entry in `checksums`, and how; "" if none does. Only sizes unless `fully`."""
     for name, (size, digest) in files.items():
         if problem := difference(folder / name, size, digest if fully else ""):
             return f"{name} {problem}"

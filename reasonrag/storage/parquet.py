@@ -129,7 +129,7 @@ def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
 class ShardWriter:
     """Writes `stem-00000-of-000NN.parquet` shards of at most `shard_rows` rows, with one row group in memory.
 
-    Without rows there is no shard, as `datasets` refuses an empty file; `keep_empty` writes one. The number of shards
+    Without rows it writes nothing, as `datasets` refuses an empty file; `keep_empty` writes one. The number of shards
     is known only at the end, so each gets a temporary name, and `close` renames them and deletes older shards.
     """
 
