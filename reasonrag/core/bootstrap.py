@@ -177,8 +177,8 @@ def estimates_by_seed(measure: OverSeeds) -> list[float | None]:
 def adjusted(p_values: Sequence[float]) -> list[float]:
     """Return each p-value adjusted for how many there are (Benjamini and Hochberg, 1995, step-up).
 
-    Of the differences with an adjusted value of at most 0.05, at most 5 % are expected to be chance, and for tests
-    that depend positively on each other as well, as metrics of the same answers mostly do (Benjamini and Yekutieli, 2001).
+    Of the differences with an adjusted value of at most 0.05, at most 5 % are expected to be chance, also for tests
+    that depend positively on each other, as metrics of the same answers mostly do (Benjamini and Yekutieli, 2001).
 
     >>> adjusted([0.01, 0.04, 0.03, 0.5])
     [0.04, 0.05333333333333334, 0.05333333333333334, 0.5]

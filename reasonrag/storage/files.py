@@ -204,7 +204,7 @@ def size_and_digest(path: Path, *, sync: bool = False) -> tuple[int, str]:
 
 
 def difference(path: Path, size: int, digest: str = "") -> str:
-    """Return why a file is not the one that had this size and SHA-256; "" if it is. Without a digest sizes are compared.
+    """Return why a file is not the one of this size and SHA-256; "" if it is. Without a digest sizes are compared.
 
     >>> difference(Path("no/such/file"), 3)
     'is missing'
