@@ -1,6 +1,6 @@
 """An exact judge of the demo world: `--value judge` without a judge model, and with errors on demand.
 
-It reads only the requests that `rewards.judge` and `rewards.judge` write, recognises them by the labels of their
+It reads only the requests that `rewards.judge` writes, recognises them by the labels of their
 lines in any prompt set, and replies in their contracts. It uses only what a request shows and the facts of the world.
 """
 
@@ -206,8 +206,8 @@ def score_path(world: Knowledge, question: Question, reference: Sequence[str], r
     - `planner_score`: the plan against the needed searches: 1.2 for the same, 1.0 for one more, 0.6 for some of them,
       0.2 for none.
     - `model_plan_steps`: numbered items of the plan.
-    - `effective_steps_self`: items whose search was made and found its fact. An item means a search if it has all of
-      its words, or its key and no other entity's name.
+    - `effective_steps_self`: items with a search that was made and found its fact. An item means a search if it has
+      all of its words, or its key and no other entity's name.
     - `effective_steps_ref`: reference steps that were searched for, in any order.
     - `outcome_accuracy_score`: 1 for an exact match, 0.5 if the answer shares words with a golden one.
     - `outcome_reasoning_score`: 1 if every needed fact was found, 0.8 for more than half, 0.5 for some. A fact is found
@@ -257,7 +257,7 @@ def read(text: str) -> Reading:
 
 
 def _found(world: Knowledge, facts: Collection[str], reading: Reading) -> set[str]:
-    """Return the facts (by query) whose last statement is true, or that a passage shows and no statement mentions."""
+    """Return the facts (by query) with a true last statement, and the facts of a passage that no statement mentions."""
     is_true: dict[str, bool] = {}  # the last statement counts
     for block in reading.blocks:
         for claim in world.claims(f"{block.reasoning}\n{block.conclusion}"):
@@ -349,10 +349,10 @@ _LABELLED = re.compile(r"([A-Z][a-z0-9 ]*):(?: (.*))?", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What an exact judge finds in the steps so far."""
+    """The findings of an exact judge in the steps so far."""
 
     needed: int  # facts that the question needs
-    noted: int  # those that are noted correctly
+    noted: int  # needed facts that are noted correctly
     asked: bool  # whether the last query asks for a missing one, and its passages are not yet read
     # Steps that contribute nothing: repeated or unneeded searches and their notes, a failed search, a malformed step;
     # if the question is about a famous entity, every step before the answer.
@@ -513,7 +513,7 @@ def _read(prompt: Prompt) -> dict[str, str | list[str]]:
             if line and line != "None.":
                 return {}
             if not line:
-                break  # a second attempt adds a reminder behind an empty line
+                break  # a second attempt adds a reminder after an empty line
         else:
             listed = [] if labelled[2] is None else None
             fields[labelled[1]] = labelled[2] if listed is None else listed

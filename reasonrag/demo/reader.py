@@ -232,7 +232,7 @@ def candidates(asked: Asked, evidence: Sequence[str], queries: Sequence[str]) ->
 
     Args:
         asked: the question.
-        evidence: what the thoughts noted, oldest first.
+        evidence: the notes of the thoughts, oldest first.
         queries: the searches so far; a name that was searched for is rarely the answer.
     """
     pieces = list(dict.fromkeys(piece for note in evidence for piece in sentences(note)))
@@ -255,7 +255,7 @@ def _yes_no(asked: Asked, pieces: Sequence[str]) -> list[Scored]:
         for side in sides:
             new_names.append([name.text for name in names(side) if not mentions(asked.text, name.text)])
             demonyms.append([name for name in new_names[-1] if _DEMONYM.match(name)])
-        # A nationality comes first in what is said about a person.
+        # A nationality comes first in the description of a person.
         agree = demonyms[0][0] in demonyms[1] if all(demonyms) else not set(new_names[0]).isdisjoint(new_names[1])
     else:
         agree = bool(asked.relation_stems & stem_set(sides[0]) & stem_set(sides[1]))

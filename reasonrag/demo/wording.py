@@ -1,6 +1,6 @@
-"""What a text shows by its wording alone: sentences, names, dates, numbers, and what kind of answer a question wants.
+"""Facts that the wording of a text shows: sentences, names, dates, numbers, and the kind of answer wanted.
 
-Everything is linear in the text and keeps its order; nothing iterates over a set, whose order depends on the
+Everything is linear in the text and keeps its order; nothing iterates over a set: its order depends on the
 interpreter's hash seed. A tree search reads the same passages again and again, so results are cached by text.
 """
 
@@ -215,7 +215,7 @@ def numbers(text: str) -> tuple[Span, ...]:
 
 
 def descriptions(text: str) -> list[Span]:
-    """Return what something is said to be, up to four words.
+    """Return the descriptions after "is a" and the like, up to four words.
 
     >>> [span.text for span in descriptions("Kiba is a genus of moss, not a fern.")]
     ['genus of moss']

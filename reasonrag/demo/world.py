@@ -241,7 +241,7 @@ def _pair(part: Part, kind: str, rng: Random) -> Question:
 
 
 def larger(relation: Relation, first: Hop, second: Hop) -> str:
-    """Return the entity whose value comes later among the relation's classes."""
+    """Return the entity with the later value among the relation's classes."""
     winner = max(first, second, key=lambda hop: relation.target.index(hop.value))
     return winner.query.removesuffix(f" {relation.key}")
 

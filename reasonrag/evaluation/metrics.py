@@ -40,7 +40,7 @@ class Metric:
 
     Attributes:
         label: heading of its column in tables.
-        help: what it says, for the report.
+        help: its meaning, for the report.
         value: of one attempt; None if it is unknown.
         whole: the denominator of a rate, of one attempt.
         shown_in: further places that show it; the tables of the report show all metrics.
@@ -75,7 +75,7 @@ def _answer_metric(metric: Callable[..., float]) -> Callable[[Attempt], Value]:
 
 
 def _is_well_formed(attempt: Attempt) -> float:
-    """Return what the format's checker says; without one, an attempt needs an answer and readable steps."""
+    """Return the result of the format's checker; without one, an attempt needs an answer and readable steps."""
     if attempt.reading is not None:
         return float(attempt.reading.well_formed)
     is_readable = not any(isinstance(step.action, Malformed) for step in attempt.trajectory.steps)
@@ -219,7 +219,7 @@ def kind(question: Question) -> str:
 
 
 def hops(question: Question) -> int | None:
-    """Return how many searches a question needs; None if the data set does not say.
+    """Return how many searches a question needs; None if the data set does not give the number.
 
     The demo world has the number. MuSiQue has it in ids and types. HotpotQA and 2WikiMultiHopQA name the pages with the
     supporting facts, each of which has to be found.

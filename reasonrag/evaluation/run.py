@@ -297,7 +297,7 @@ class Evaluation:
         shards = ShardWriter(
             folder.path / "trajectories", setting.name, trajectory_schema(), shard_rows=_SHARD_ROWS, keep_empty=True
         )
-        # Rows are written in the order of the questions; those that finish before an earlier question wait here.
+        # Rows are written in the order of the questions; a row that is finished before an earlier one waits here.
         waiting: dict[int, Row | None] = {}
         next_index = 0
 
@@ -374,8 +374,8 @@ def _most_steps(config: Config) -> int:
 async def choose(attempts: Sequence[Trajectory], rule: str, scorer: StepScorer | None) -> Trajectory:
     """Return one of some attempts by a rule, the first of equals; one without an answer only if none has one.
 
-    prm takes the one whose last step is valued most: it is read behind all that was noted, so its value is that of the
-    whole attempt. majority takes the most frequent answer, normalised; first what a single attempt would be.
+    prm takes the attempt with the highest value of its last step: this step is scored after all notes, so its value is
+    that of the whole attempt. majority takes the most frequent answer, normalised; first takes the first attempt.
     """
     if len(attempts) == 1 or rule == "first":
         return attempts[0]

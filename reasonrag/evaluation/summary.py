@@ -62,8 +62,8 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     (such as another top-k) can be compared; `baseline_setting` names the baseline's.
 
     Returns:
-        The metrics of the first policy at its first setting; under `policies` those of all policies and settings;
-        `differences`, one row per policy, setting and metric; and what was run.
+        The metrics of the first policy at its first setting; under `policies` the metrics of all policies and settings;
+        `differences`, one row per policy, setting and metric; and the settings of the run.
     """
     first = results[0]
     splits = splits_of_names(first.config.questions.dataset or "", first.config.questions.split)
@@ -130,7 +130,7 @@ def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
 
 
 def _baseline(baseline: PolicyResult, result: PolicyResult, point: int) -> Outcome | None:
-    """Return what a policy is compared with at a setting: the baseline there, which is compared with its first rule."""
+    """Return the outcome to compare a policy with at a setting: the baseline's; for itself, that of its first rule."""
     there = baseline.outcomes[point % len(baseline.outcomes)]
     if result.outcomes[point] is not there:
         return there
@@ -219,7 +219,7 @@ def _judged(metrics: Sequence[str], outcome: Outcome) -> Metrics:
     """Count the known and unknown verdicts of each metric, and the failures among the unknown, by cause.
 
     Verdicts are about answers (a missing answer is wrong and costs no call), searches, and steps without a search. A
-    step that says nothing is unknown, but not a failure. `regenerated` counts the queries that the policy was asked to
+    step without a statement is unknown, but not a failure. `regenerated` counts the queries that the policy had to
     answer without a search.
     """
     counts: Metrics = {}
@@ -286,7 +286,7 @@ def _incomplete(results: Sequence[PolicyResult], total: int) -> Iterator[Metrics
 def _unjudged(results: Sequence[PolicyResult]) -> Iterator[Metrics]:
     """Yield the settings at which more verdicts failed than `run.max_failed` allows: the known ones may be biased.
 
-    It is a share of the verdicts, or of the questions if few of them have a verdict: one failure of nine is no outage.
+    It is a share of the verdicts, or of the questions if few have a verdict: one failure of nine is not an outage.
     """
     for result, _, outcome in _points(results):
         for metric in result.judge["metrics"] if result.judge else ():
@@ -298,7 +298,7 @@ def _unjudged(results: Sequence[PolicyResult]) -> Iterator[Metrics]:
 
 
 def _content(results: Sequence[PolicyResult]) -> Metrics:
-    """Return checksums and settings of what was run, without any path."""
+    """Return checksums and settings of the run, without any path."""
     return {
         **{name: results[0].content[name] for name in ("questions", "corpus")},
         "policies": {
@@ -339,6 +339,6 @@ def asked_differently(policies: Mapping[str, Metrics]) -> Iterator[str]:
 
 
 def _mean_hops(questions: Sequence[Question]) -> float | None:
-    """Return the mean number of searches that these questions need; None unless the data set says it of all."""
+    """Return the mean number of searches that these questions need; None unless the data set gives it for all."""
     known = [needed for needed in map(hops, questions) if needed is not None]
     return round(fmean(known), 4) if known and len(known) == len(questions) else None

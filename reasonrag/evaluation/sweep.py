@@ -23,9 +23,9 @@ _RESERVED = frozenset({"plots", "report", "report.md", "metrics.json"})
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One point of a sweep: temperature, step limit, passages per search, and what is chosen among.
+    """One point of a sweep: temperature, step limit, passages per search, and the candidates to choose from.
 
-    `choice` says that as part of the name: candidates for each step, and the rule that keeps one of several attempts.
+    `choice` is the part of the name for them: candidates for each step, and the rule that keeps one of the attempts.
     `max_searches` None leaves the searches to the step limit.
     """
 
@@ -59,7 +59,7 @@ def sweep(
     top_ks: Sequence[int] | None = None,
     rules: Sequence[str] | None = None,
 ) -> list[tuple[Setting, Config]]:
-    """Return every combination with its configuration; what is not swept stays as configured.
+    """Return every combination with its configuration; settings that are not swept stay as configured.
 
     Raises:
         ConfigError: a value is out of range.
@@ -104,7 +104,7 @@ def check_names(names: Iterable[str]) -> None:
     """Check that the names of policies can be names of folders.
 
     Raises:
-        ConfigError: there is no name, one cannot be a folder, or two differ only in case.
+        ConfigError: no name is given, one cannot be a folder, or two differ only in case.
     """
     seen: dict[str, str] = {}
     for name in names:

@@ -11,7 +11,7 @@ from reasonrag.evaluation.metrics import METRICS, Metric, Place
 
 Metrics = Mapping[str, Any]
 
-FEW = 10  # an interval over fewer questions than this says little
+FEW = 10  # an interval over fewer questions than this is hardly informative
 
 
 def interval_text(interval: Metrics | None, *, digits: int = 3, scale: float = 1.0, signed: bool = False) -> str:
@@ -44,7 +44,7 @@ def is_certain(difference: Metrics | None) -> bool:
 
 
 def bold_note(differences: Iterable[Metrics]) -> str:
-    """Return a sentence on which of these differences, all that a page shows, are bold."""
+    """Return a sentence on which of these differences, the only ones of a page, are bold."""
     tests = sum("p_adjusted" in difference for difference in differences)
     if not tests:  # written by an earlier version
         return f"**Bold**: the interval excludes 0, over {FEW} questions or more; not adjusted for many comparisons."
@@ -106,7 +106,7 @@ def differences_table(metrics: Metrics, place: Place | None = None, policies: Co
 
 
 def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
-    """Return all tables of an evaluation, given its `metrics.json`; one without rows has nothing to say."""
+    """Return all tables of an evaluation, given its `metrics.json`; skip a table without rows."""
     shown = measured(metrics)
     kinds: list[list[object]] = []
     searches: list[list[str]] = []

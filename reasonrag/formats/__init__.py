@@ -43,7 +43,7 @@ def open_format(config: Config, *, warn: bool = True) -> Format:
     """Create the format `format.name`, with its prompt texts; `warn` if the policy was trained with others.
 
     Raises:
-        ConfigError: there is no such format or prompt set.
+        ConfigError: the format or the prompt set does not exist.
     """
     name = config.format.name
     make: Callable[..., Format]
@@ -100,7 +100,7 @@ def _tool_parser(config: Config) -> str:
     trust, template = policy.trust_remote_code, policy.chat_template
     try:
         chat = ChatTemplate.load(rendered, revision=policy.revision, trust_remote_code=trust, template=template)
-    except ConfigError:  # whoever opens the policy says it
+    except ConfigError:  # reported when the policy is opened
         return "hermes"
     if parser := parser_of(str(chat.tokenizer.chat_template)):
         return parser
@@ -115,7 +115,7 @@ def _tool_parser(config: Config) -> str:
 
 
 def check_prompts(policy: ModelAddress, format: Format) -> None:
-    """Warn if the folder of a policy says that it was trained in another format, or with other prompts."""
+    """Warn if the card in the folder of a policy shows that it was trained in another format, or with other prompts."""
     if carried_fingerprint(policy) not in (None, format.fingerprint):
         log.warning(
             "the policy was trained with other prompts, or with passages shown in another way; train it again, or give "

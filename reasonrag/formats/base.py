@@ -1,4 +1,4 @@
-"""What every format shares: the Format protocol, what a reading of a trajectory holds, and the prompt sets."""
+"""What every format shares: the Format protocol, the reading of a trajectory, and the prompt sets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Block:
 class Reading:
     """A trajectory as its format parses it.
 
-    `reason` says in a word or two why the trajectory is not well-formed, for counting; it is "" if it is well-formed.
+    `reason` names in a word or two why the trajectory is not well-formed, for counting; it is "" if it is well-formed.
     Blocks and answer are parsed as far as possible in both cases. `plan` is the plan that the policy wrote first, in
     formats that ask for one.
     """
@@ -84,7 +84,7 @@ class Format(Protocol):
         ...
 
     def stage(self, steps: tuple[Step, ...]) -> Stage:
-        """Return what the policy decides next, after `steps`."""
+        """Return the kind of decision that comes next, after `steps`."""
         ...
 
     def must_answer(self, steps: tuple[Step, ...], max_steps: int) -> bool:

@@ -1,12 +1,12 @@
 """HiPRAG's format: one `<think>` of parsable `<step>`s, then `<answer>` (arXiv:2510.07794, Alg. 1-3, App. D).
 
-The rollout is Alg. 1 but for line 16, which opens the next `<step><reasoning>` behind every conclusion as long as the
+The rollout is Alg. 1 but for line 16, which opens the next `<step><reasoning>` after every conclusion as long as the
 budget lasts. A policy that is done would always stand inside an open step. If it answers there, Alg. 1 writes the
-`</think>` behind the answer (lines 5, 6 and 20), and Alg. 2 finds no answer behind the thinking (line 7). If it closes
+`</think>` after the answer (lines 5, 6 and 20), and Alg. 2 finds no answer after the thinking (line 7). If it closes
 its thinking first, there are two `</think>` (line 2) and a step that is never closed (line 22). To the letter only a
 trajectory that uses up its whole budget can be well-formed, and needless steps are the price of an answer: the very
-thing that the reward is against. So the engine closes a step, as line 13 says, and the policy opens the next one, or
-closes its thinking and answers, as App. D tells it to. The first step is opened for it (line 1).
+thing that the reward is against. So the engine closes a step, as in line 13, and the policy opens the next one, or
+closes its thinking and answers, as App. D asks it to. The first step is opened for it (line 1).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reasonrag.formats.stream import StreamFormat
 from reasonrag.formats.tags import SEALED, tags
 
 _STEP_TAGS = ("reasoning", "search", "context", "conclusion")
-# Well-formed reasoning holds none of the others; where it is never closed it ends there.
+# Well-formed reasoning holds none of the others; if it is never closed it ends there.
 _END_OF_REASONING = re.compile("</reasoning>|<search>|<context>|<conclusion>")
 
 

@@ -44,7 +44,7 @@ class ReasonRAGFormat(InstructedFormat):
     append_only = False
     instructions: ClassVar[tuple[str, ...]] = ("reasoning", "grounding", "answer")
     optional: ClassVar[tuple[str, ...]] = ("system",)
-    asks: ClassVar[str] = "<query>"  # what a query stands behind; before it is the policy's reasoning
+    asks: ClassVar[str] = "<query>"  # the tag before a query; the text before the tag is the policy's reasoning
 
     def stage(self, steps: Sequence[Step]) -> Stage:
         """Return what comes after `steps`. A step that could not be parsed leaves the stage as it was."""
@@ -173,7 +173,7 @@ def thought(text: str) -> str:
 
 
 def _evidence(body: str) -> str:
-    """Return the evidence, or "" if the policy says that there is none."""
+    """Return the evidence, or "" if the policy found none."""
     return "" if body.lower().rstrip(".") == "none" else body
 
 

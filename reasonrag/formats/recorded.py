@@ -44,8 +44,8 @@ Call = Mapping[str, Any]
 class RecordedFormat(ToolCallsFormat):
     """The agent's first messages and functions, then its calls with their results; a message without a call answers.
 
-    Its search is the function whose name says so, with one required argument. A trajectory that has to end is asked
-    without functions.
+    Its search is the function with one required argument and a name like "search" or "lookup". A trajectory
+    that has to end is asked without functions.
 
     Attributes:
         questions: the questions that a conversation is about.
@@ -62,7 +62,7 @@ class RecordedFormat(ToolCallsFormat):
             options: how passages are shown, as for every format.
 
         Raises:
-            DataError: no conversation can be branched; the message says why.
+            DataError: no conversation can be branched; the message names the reasons.
         """
         super().__init__(parser=parser, **options)
         self.trajectories: dict[tuple[str, str], list[Trajectory]] = {}
@@ -98,7 +98,7 @@ class RecordedFormat(ToolCallsFormat):
         return fingerprint(super().fingerprint, repr(self._openings))
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        """Return the agent's first messages, and what was called and found; with `final` without functions."""
+        """Return the agent's first messages, and the calls with their results; with `final` without functions."""
         opening = self._openings[question.dataset, question.id]
         messages = [message for message in opening if not (final and message.role == "tools")]
         return Prompt((*messages, *self.called(steps)))
@@ -115,7 +115,7 @@ class RecordedFormat(ToolCallsFormat):
     @staticmethod
     @contextlib.contextmanager
     def _counting(unused: Counter[str]) -> Iterator[None]:
-        """Count a conversation that is no chat of OpenAI's: an edited recording may hold anything."""
+        """Count a conversation that is not an OpenAI chat: an edited recording may hold anything."""
         try:
             yield
         except (ValueError, LookupError, TypeError, AttributeError):

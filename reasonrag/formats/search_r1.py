@@ -59,8 +59,8 @@ class ReActFormat(StreamFormat):
     """Lines of `Thought:`, `Action: search[...]`, `Observation:` and `Action: finish[...]` (ReAct, arXiv:2210.03629).
 
     So do FireAct's checkpoints write (arXiv:2310.05915). Well-formed: `Thought (search Observation Thought)* finish`, a
-    line each. A text is read from its first thought to its answer: what FireAct's logs have around that is no part of
-    it. The engine stops at the first `]`, so a thought with one in it ends the trajectory.
+    line each. A text is read from its first thought to its answer: the words around that in FireAct's logs are not part
+    of it. The engine stops at the first `]`, so a thought with one in it ends the trajectory.
     """
 
     name = "react"

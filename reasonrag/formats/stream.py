@@ -56,7 +56,7 @@ class StreamFormat(InstructedFormat):
     concludes: ClassVar[str] = "think"  # the tag around the conclusion from the passages
     # Patterns of a checkpoint's own marks, each with the tags that it stands for; applied in order.
     dialect: ClassVar[tuple[tuple[re.Pattern[str], str], ...]] = ()
-    query_mark: ClassVar[str] = ""  # what a checkpoint writes before a query, if that is not the tag
+    query_mark: ClassVar[str] = ""  # mark of a checkpoint before a query, if not the tag
     final_stops: ClassVar[tuple[str, ...]] = ("</answer>",)  # where the answer is forced
     # The order of the tags: thought T, search S, observation I, conclusion R (T if that is a thought), answer A.
     grammar: ClassVar[re.Pattern[str]] = re.compile("T(SIT)*A")
@@ -128,7 +128,7 @@ class StreamFormat(InstructedFormat):
         return self._read(sealed, observations, answer or None)
 
     def observed(self, text: str) -> list[tuple[str, str]]:
-        """Return what the policy wrote up to each observation of a text, with the observation; at last the rest."""
+        """Return the text of the policy before each observation with the observation, then the rest of the text."""
         return observed(self._in_tags(text), self._names, search=self.search, found=self.found)
 
     def _in_tags(self, text: str) -> str:

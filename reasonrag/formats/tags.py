@@ -29,7 +29,7 @@ def seal(text: str, names: Sequence[str], *, search: str, found: str) -> tuple[s
     An observation is the text in `<found>` if the last tag of `names` before it closes a search or another observation,
     so a policy that only mentions the tag makes none. It ends at the first closing tag, or at the end of a text that
     was cut off. If another observation begins before that, it was never closed: it ends at the next tag, and stays
-    unclosed, so the steps behind it are no part of it. An observation that a policy writes right after its search
+    unclosed, so the steps after it are not part of it. An observation that a policy writes right after its search
     cannot be distinguished from an engine's.
 
     >>> seal("<q>a</q> <i>b</q></i>", ["q", "i"], search="q", found="i")[1]
@@ -64,7 +64,7 @@ def seal(text: str, names: Sequence[str], *, search: str, found: str) -> tuple[s
 
 
 def observed(text: str, names: Sequence[str], *, search: str, found: str) -> list[tuple[str, str]]:
-    """Return what was written up to each observation with the observation, and at last what follows with "".
+    """Return the text before each observation with the observation, then the rest of the text with "".
 
     >>> observed("<q>a</q> <i>b</i> so", ["q", "i"], search="q", found="i")
     [('<q>a</q> ', 'b'), (' so', '')]
@@ -77,7 +77,7 @@ def observed(text: str, names: Sequence[str], *, search: str, found: str) -> lis
 def _end_of_unclosed(
     marks: re.Pattern[str], text: str, start: int, end: int, *, search: str, opening: str
 ) -> int | None:
-    """Return where an observation ends whose body holds the start of another one; None if it holds none."""
+    """Return the end of an observation with the start of another one in its body; None without such a start."""
     first, before = None, ""
     for mark in marks.finditer(text, start, end):
         first = mark.start() if first is None else first

@@ -119,7 +119,7 @@ def parser_of(template: str) -> str | None:
 class ToolCallsFormat(InstructedFormat):
     """One function, `search(query)`; each step is a message with one call, or the answer.
 
-    The answer is the whole text of the first message without a call, behind its thinking. Text before a call is the
+    The answer is the whole text of the first message without a call, after its thinking. Text before a call is the
     policy's thought, which it reads again. A malformed step is not shown to the policy: `unreadable_call`,
     `unknown_function`, `bad_arguments`, `empty_query`, `several_calls`, `text_after_call`, `unexpected_call` where the
     answer is asked for, `unclosed_think`, `empty_answer`, and `cut_off`, which the engine finds. A trajectory without
@@ -146,7 +146,7 @@ class ToolCallsFormat(InstructedFormat):
         return fingerprint(super().fingerprint, self.tools)
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        """Return instruction, function, question, and what was called and found; with `final` without the function."""
+        """Return instruction, function, question, and the calls with their results; with `final` no function."""
         messages = [Message("system", self.texts["answer" if final else "instruction"])]
         if not final:
             messages.append(Message("tools", self.tools))
@@ -154,7 +154,7 @@ class ToolCallsFormat(InstructedFormat):
         return Prompt((*messages, *self.called(steps)))
 
     def called(self, steps: Sequence[Step]) -> Iterator[Message]:
-        """Yield the searches of a trajectory as messages: the words beside a call, the call, and what it found."""
+        """Yield the searches of a trajectory as messages: the words before a call, the call, and its result."""
         for step in steps:
             if isinstance(step.action, Search):
                 if words := self._words(step.completion.text):
@@ -164,7 +164,7 @@ class ToolCallsFormat(InstructedFormat):
                 yield Message("tool", self.documents(step.passages))
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        """Parse a message into a search, or the answer if there is no call. Never raises."""
+        """Parse a message into a search, or without a call into the answer. Never raises."""
         problem, _, words, calls, after = _read(self.parser, completion)
         if problem:
             return Malformed(problem)
@@ -194,7 +194,7 @@ class ToolCallsFormat(InstructedFormat):
         return observed(text, (self.search, self.found), search=self.search, found=self.found)
 
     def _reading(self, said: Sequence[tuple[Action, str, str]]) -> Reading:
-        """Return the reading of steps, each an action, its message, and what its search found."""
+        """Return the reading of steps, each an action, its message, and the result of its search."""
         blocks: list[Block] = []
         reason, answer = "", None
         for action, message, context in said:
@@ -215,8 +215,8 @@ class ToolCallsFormat(InstructedFormat):
         return Reading(not reason, reason, tuple(blocks), answer)
 
     def _words(self, message: str) -> str:
-        """Return the words beside a call for the next prompt, with their thinking as templates know it."""
-        if self.parser == "gemma4":  # its template puts them behind the result, and ends the turn there
+        """Return the words before a call for the next prompt, with their thinking as templates know it."""
+        if self.parser == "gemma4":  # its template puts them after the result, and ends the turn there
             return ""
         _, thinking, before, _, _ = _read(self.parser, message)
         return f"<think>\n{_inert(thinking)}\n</think>\n\n{_inert(before)}".strip() if thinking else _inert(before)
@@ -230,9 +230,9 @@ def _inert(text: str) -> str:
     return inert(text).replace(*_FENCES)
 
 
-@lru_cache(maxsize=4_096)  # the words of a step are in the prompts of all steps behind it
+@lru_cache(maxsize=4_096)  # the words of a step are in the prompts of all later steps
 def _read(parser: str, message: str) -> tuple[str, str, str, list[tuple[Any, Any]], str]:
-    """Return what a message thinks, says before its calls, calls (name, arguments), says behind; a problem goes first.
+    """Return a problem, the thinking, the words before the calls, the calls (name, arguments) and the words after them.
 
     With a problem the rest is empty. `<tool_call>` is read whatever the parser: so is written what a server has parsed.
     """
