@@ -54,12 +54,6 @@ def answer(question, *evidence):
     return action.answer
 
 
-def test_first_step_searches_for_the_name_in_the_question():
-    (action,) = ask("Where was the director of Harbour of Glass born?")
-    assert isinstance(action, Search)
-    assert "Harbour of Glass" in action.query
-
-
 def test_second_query_follows_the_name_that_the_evidence_brings_up():
     (action,) = ask(
         "Where was the director of Harbour of Glass born?",

@@ -75,11 +75,6 @@ def test_a_missing_answer_scores_zero_and_is_no_forced_answer():
     assert (found["em"], found["f1"], found["acc"], found["forced"], found["format_rate"]) == (0.0, 0.0, 0.0, 0, 0.0)
 
 
-def test_a_forced_answer_is_scored_like_any_other_and_counted():
-    found = scores(ended(Answer("Steven Spielberg", forced=True), stop=StopReason.FORCED_ANSWER))
-    assert (found["em"], found["forced"]) == (1.0, 1)
-
-
 def test_tokens_are_unknown_unless_every_step_reports_them():
     whole = ended(Search("Jaws"), Answer("x"))
     partly = Trajectory(QUESTION, (whole.steps[0], ended(Answer("x"), tokens=(7, None)).steps[0]), StopReason.ANSWERED)
