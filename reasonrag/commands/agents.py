@@ -44,8 +44,8 @@ def env() -> None:
 def serve(**given: Any) -> None:
     """Serve questions, searches and rewards to OpenEnv's clients. They get prompts and keep the policy.
 
-    It serves the task that `rl train` with the same options trains on. The prompts are those that --model, if it is a
-    policy trained here, was trained with.
+    It serves the task that `rl train` with the same options trains on. If --model is a policy trained here, its
+    prompts are the ones of its training.
 
     \b
     Search-R1's reward on your own questions:

@@ -31,7 +31,7 @@ def with_pairs_and_model(settings: S, log: Callable[[str], None]) -> S:
     """Return the settings of `dpo train` or `sft train` with the data and the model that are not named.
 
     Raises:
-        ConfigError: there is no finished run, or no model that could be trained here.
+        ConfigError: a finished run is missing, or this machine cannot train the model.
     """
     data = settings.data
     if data is None:

@@ -1,4 +1,4 @@
-"""`verify` without a path: installed versions, models that work on this machine, and what the others need."""
+"""`verify` without a path: installed versions, models that work on this machine, and the requirements of the others."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def judging(
     """Return the judge of an evaluation; None without `--judge`. Its sampling and prices are the settings `judge.*`.
 
     Raises:
-        ConfigError: a flag is about a judge, and there is none.
+        ConfigError: a flag configures a judge, but --judge is missing.
     """
     from reasonrag.core.config import JudgeConfig
     from reasonrag.core.settings import validate

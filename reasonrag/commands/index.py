@@ -185,8 +185,8 @@ def recall(
 ) -> None:
     """Measure how often a search finds gold passages.
 
-    any-gold@k: any of them is among the first k; all-gold@k: all are. Prints JSON with a 95 % interval over questions,
-    whose `metadata.gold_ids` name the gold passages.
+    any-gold@k: any of them is among the first k; all-gold@k: all are. Prints JSON with a 95 % interval over questions.
+    The `metadata.gold_ids` of each question name the gold passages.
 
     \b
       reasonrag index recall indexes/mine --dataset dev.jsonl --k 5,10

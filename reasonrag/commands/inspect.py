@@ -178,11 +178,11 @@ def import_(source: Path, out: Path, **given: Path | None) -> None:
 @click.argument("paths", type=PATH, nargs=-1)
 @JSON
 def verify(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Check what is on disk: checksums, tables, trees, pairs, splits, numbers, weights. Without PATHS, this machine.
+    """Check files on disk: checksums, tables, trees, pairs, splits, numbers, weights. Without PATHS, this machine.
 
     A run, Parquet files or a folder of them, an index, a model or a training run. Prints a line for each kind of thing
     that was checked, or one for each problem. Exits with 1 if there is any problem, and with 2 if a path holds nothing
-    that can be checked. Without PATHS it prints what is installed and which models work on this machine.
+    that can be checked. Without PATHS it prints the installed versions and which models work on this machine.
 
     \b
       reasonrag verify runs/hotpot policies/dpo indexes/mine

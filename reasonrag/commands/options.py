@@ -193,7 +193,7 @@ class Several(click.ParamType):  # type: ignore[type-arg]
 
     Args:
         convert: makes a value of one part; a ValueError refuses it.
-        name: what a part is, for help and errors.
+        name: the kind of part, for help and errors.
     """
 
     def __init__(self, convert: Callable[[str], Any], name: str) -> None:

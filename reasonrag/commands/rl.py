@@ -61,7 +61,7 @@ def rl_train(out: Path | None, **given: Any) -> None:
     Without a GPU, in the demo world (also demo-hiprag, demo-hiprag-ppo, demo-search-p1, demo-when-to-search):
       reasonrag rl train --preset demo-outcome --out runs/demo/outcome
 
-    If the training run is killed or stopped, the same command resumes it from the last checkpoint.
+    The same command resumes a killed or stopped run from its last checkpoint.
     """
     config = online_settings(given)
     from reasonrag.online_rl.train import train_online
@@ -132,7 +132,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     """Make reference plans for Search-P1, and print where they are; return the exit code.
 
     A journal next to the file keeps every reply under the content of its request before it is used. So the same command
-    resumes after a kill, and other candidates or questions pay only for what is new.
+    resumes after a kill, and other candidates or questions cost only their new calls.
     """
     from reasonrag.commands.console import Stop, error_console, log_plainly, table_console
     from reasonrag.core import event_loop

@@ -58,7 +58,7 @@ def dpo_train(out: Path | None, **given: Any) -> None:
     Without a GPU, in the demo world:
       reasonrag dpo train --preset demo --data runs/demo/trees --out runs/demo/dpo
 
-    If the training run is killed or stopped, the same command resumes it from the last checkpoint.
+    The same command resumes a killed or stopped run from its last checkpoint.
     """
     config = _settings("DPO", given)
     from reasonrag.dpo.train import train_dpo
@@ -91,7 +91,7 @@ def sft_train(out: Path | None, **given: Any) -> None:
       reasonrag sft train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/sft
       reasonrag sft train --preset demo --data runs/demo/trees --out runs/demo/sft
 
-    If the training run is killed or stopped, the same command resumes it from the last checkpoint.
+    The same command resumes a killed or stopped run from its last checkpoint.
     """
     config = _settings("SFT", given)
     from reasonrag.dpo.train import train_sft
@@ -101,7 +101,7 @@ def sft_train(out: Path | None, **given: Any) -> None:
 
 @click.group(cls=Group)
 def prm() -> None:
-    """Process reward models: what a step is worth, learned from the steps of trees."""
+    """Process reward models: the value of a step, learned from the steps of trees."""
 
 
 @prm.command("train")

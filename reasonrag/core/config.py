@@ -91,7 +91,7 @@ class RetrievalConfig(Section):
     url: tuple[str, ...] = execution(
         (), "URL of a retrieval server that speaks POST /retrieve, or of that of --retriever", "--retriever-url"
     )
-    identity: str = setting("remote", "what the retrieval servers hold, for example corpus and index by name")
+    identity: str = setting("remote", "contents of the retrieval servers, for example corpus and index by name")
     backend: dict[str, Any] = execution({}, "options of a plug-in retriever, by the names that its module describes")
     top_k: int = setting(3, "passages per search", "--top-k", ge=1, le=100)
     passage_order: Literal["best_first", "best_last"] = setting("best_first", "order of the passages in a prompt")
@@ -168,7 +168,7 @@ class ModelConfig(Section):
     top_p: float = setting(1.0, "nucleus sampling: probability mass that is kept", gt=0, le=1)
     max_tokens: int = setting(512, "maximum tokens of one completion", "--max-tokens", ge=1)
     think: bool | None = setting(
-        None, "tell the chat template of a server's model to think or not to (enable_thinking; default: its own)"
+        None, "turn thinking on or off in the chat template of a server's model (enable_thinking; default: its own)"
     )
     logprobs: bool = execution(False, "request token log-probabilities from a server")
     timeout_s: float = execution(

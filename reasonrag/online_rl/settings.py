@@ -183,9 +183,9 @@ class RLSettings(TrainSettings):
 
     algorithm: Literal["grpo", "ppo", "rloo", "reinforce++"] = setting(
         "grpo",
-        "what a reward is compared with. grpo: the mean of the group, scale_rewards divides it; rloo: the mean of the "
-        "others in the group; ppo: what a value model expects at each token (GAE); reinforce++: the mean of the batch. "
-        "The last two make the KL penalty part of the reward",
+        "baseline of a reward. grpo: the mean of the group, scale_rewards divides it; rloo: the mean of the "
+        "others in the group; ppo: the prediction of a value model at each token (GAE); reinforce++: the "
+        "mean of the batch. The last two make the KL penalty part of the reward",
         "--algorithm",
     )
     ppo: PPOSettings = PPOSettings()

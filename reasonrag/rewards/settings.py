@@ -77,7 +77,7 @@ class HiPRAGSettings(Section):
 
     lambda_f: float = setting(0.2, "weight of the format", ge=0, le=1)
     lambda_p: float = setting(0.4, "maximum bonus; 0 needs no judge (the paper's Search-R1-step*)", ge=0)
-    over_search: bool = setting(True, "detect searches for what the policy already knew")
+    over_search: bool = setting(True, "detect searches for facts that the policy already knew")
     under_search: bool = setting(True, "detect false steps without a search")
 
     @property
