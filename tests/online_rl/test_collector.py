@@ -183,22 +183,6 @@ def test_a_group_that_cannot_be_told_is_not_dropped():
     assert made.flat == 4 and not any(told), "they are set aside, for they may yet differ"
 
 
-def test_missing_rewards_are_counted_by_cause_and_made_up_by_nobody():
-    made = batch(
-        collector(
-            lambda q, said, call: (
-                Score(None, cause=("timeout", "unreadable")[q % 2]) if hash_of(said) % 5 == 0 else 1.0
-            ),
-            outage={"max_unscored": 1.0},
-        )
-    )
-    missing = [s for s in made.samples if s.score.value is None]
-    assert missing and sum(made.unscored.values()) == len(missing)
-    assert set(made.unscored) <= {"timeout", "unreadable"}
-    assert all(s.score.cause for s in missing)
-    assert made.retried == 0
-
-
 def test_an_attempt_that_gets_no_reward_on_purpose_is_neither_an_outage_nor_asked_for_again():
     def tell(question, said, call):
         return Score(None, cause="no_reward") if question % 2 else differs(question, said, call)

@@ -287,17 +287,6 @@ def test_killed_it_goes_on_with_the_same_file_and_pays_for_nothing_that_was_kept
     assert "cost" in shown
 
 
-def test_the_command_says_what_came_of_it(tmp_path, capsys):
-    data = written(tmp_path / "questions.jsonl", [Question("q", "Who?", (RIGHT,))])
-    with FakeOpenAI(lambda request: "<answer>George Lucas</answer>") as server:
-        out = tmp_path / "new" / "plans.parquet"
-        assert plan(config_of(server.base_url, data), out, PlanSettings(candidates=2)) == 0
-    told = capsys.readouterr()
-    assert "0 of 1 questions" in told.out
-    assert "without: no_correct_trajectory" in told.out
-    assert "reference plans, 1/1 questions" in told.err
-
-
 def test_a_judge_has_the_configured_time_for_a_verdict_with_all_its_attempts(tmp_path, capsys):
     data = written(tmp_path / "questions.jsonl", [Question("q", "Who?", (RIGHT,))])
     with FakeOpenAI(remote_reply) as acting, FakeOpenAI(remote_reply, latency_s=600.0) as judging:

@@ -46,12 +46,6 @@ def test_trajectories_that_grow_stop_a_training():
     assert looks(guards(max_length_growth=2.0), "tokens", [10, 10, 19, 20, 22]) == [False, False, False, False, True]
 
 
-def test_what_is_wrong_is_said_with_its_figures():
-    wary = guards(format_rate_drop=0.4)
-    told = [wary.update({"rollout/format_rate": rate}) for rate in (0.9, 0.9, 0.1, 0.1)]
-    assert told[-1] == "well-formed trajectories fell from 0.90 to 0.10"
-
-
 def test_guards_go_on_where_they_were():
     once, before = guards(format_rate_drop=0.4), guards(format_rate_drop=0.4)
     looks(once, "format_rate", [0.9, 0.9, 0.5])

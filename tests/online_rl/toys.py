@@ -9,9 +9,8 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pytest import MonkeyPatch, raises
 
@@ -31,18 +30,15 @@ from reasonrag.core.types import (
     Trajectory,
 )
 from reasonrag.formats.base import Reading, Stage
-from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.base import Sampling
 from reasonrag.online_rl.collector import Collector, RolloutLoop
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.online_rl.train import train_online
 from reasonrag.pipeline.models import open_llm
 from reasonrag.rewards import RewardParts, RewardSettings, Score
-from reasonrag.rewards.hiprag import HiPRAGReward
-from reasonrag.rewards.judge import JudgeService
 from reasonrag.training.run import TrainingRun
 from tests import warmed
-from tests.llm.faulty import FaultyLLM
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # of processes of their own
@@ -222,23 +218,6 @@ class HugeReward(OwnReward):
         return Score(1e30)
 
 
-class CheckedHiPRAG(HiPRAGReward):
-    """HiPRAG's reward, and beside each score the one that an exact judge leads to."""
-
-    pairs: ClassVar[list[tuple[Score, Score]]] = []
-
-    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
-        super().__init__(settings, parts)
-        assert parts.judge is not None
-        exact = JudgeService(open_llm(ModelConfig(spec="demo-judge"), "judge"), parts.judge.prompts)
-        self.exact = HiPRAGReward(settings, replace(parts, judge=exact))
-
-    async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
-        found = await super().score(trajectories, step=step)
-        self.pairs += zip(found, await self.exact.score(trajectories, step=step), strict=True)
-        return found
-
-
 class FifthFormat:
     """A format of one's own, with tags of its own: ask, facts, say."""
 
@@ -277,13 +256,6 @@ class FifthFormat:
 
     def read_text(self, text: str) -> Reading:
         return Reading(False, "no_answer")
-
-
-def faulty_judge(config: ModelConfig) -> LLM:
-    """The demo's judge, which is late for a tenth of its calls and writes junk for a twentieth."""
-    return FaultyLLM(
-        open_llm(config.model_copy(update={"spec": "demo-judge"}), "judge"), timeout_share=0.1, junk_share=0.05
-    )
 
 
 class DownJudge:

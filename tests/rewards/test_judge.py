@@ -133,14 +133,6 @@ def test_unreadable_replies_are_asked_for_again_and_then_counted(share, most_mis
     assert set(found) - {None} == {0.5}
 
 
-def test_no_try_repeats_another_even_of_a_greedy_judge():
-    llm = ScriptedLLM(["?", "?", "So the score is 0.5"])
-    assert asyncio.run(ProcessJudge(llm, PromptSet.find()).score(Trajectory(QUESTION), seed=0)) == 0.5
-    asked = [(prompt, sampling.temperature) for prompt, sampling in zip(llm.prompts, llm.samplings, strict=True)]
-    assert len(set(asked)) == 3
-    assert [temperature for _, temperature in asked] == [0.0, 0.0, 1.0]
-
-
 def test_the_judge_of_steps_sees_question_golden_answers_and_steps():
     llm = ScriptedLLM(["So the score is 0.5"])
     step = Step(Prompt(()), Completion("<query>Jaws director</query>"), Answer(""))

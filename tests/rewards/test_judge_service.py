@@ -61,12 +61,6 @@ def test_what_cannot_be_read_is_asked_for_again_with_a_reminder_and_then_by_samp
     assert service.counts == {"same_meaning.asked": 1, "same_meaning.again": 2, "same_meaning.given": 1}
 
 
-def test_a_judge_that_cannot_be_read_gives_no_verdict():
-    service = JudgeService(ScriptedLLM(["?"] * 9), PROMPTS, attempts=2)
-    assert outcome(service) == "unreadable"
-    assert service.counts["same_meaning.unreadable"] == 1 and service.counts["same_meaning.given"] == 0
-
-
 def test_a_question_that_could_not_be_read_gets_other_samples_when_it_is_asked_again(tmp_path):
     llm = ScriptedLLM(["?", "?", TRUE])
     with_journal = JournaledLLM(llm, journal := Journal(tmp_path / "journal.sqlite"), kind="judge")
@@ -204,8 +198,3 @@ def test_the_fingerprint_changes_with_any_template(tmp_path):
         (folder / f"{name}.txt").write_text(text)
         prints.add(templates_fingerprint(PromptSet(tmp_path)))
     assert len(prints) == 3
-
-
-def _equal(prompt) -> bool:
-    lines = prompt.messages[1].content.split("\n")
-    return lines[0].partition(": ")[2] == lines[1].partition(": ")[2]

@@ -242,7 +242,6 @@ def test_without_r_s_more_retrievals_may_count():
         ("hiprg", "did you mean 'hiprag'"),
         ("no.such:Reward", "cannot be imported"),
         ("hiprag", "needs a judge; add --judge"),
-        ("search-p1", "needs a judge; add --judge"),
     ],
 )
 def test_a_reward_that_cannot_be_opened_says_what_to_do(name, message):
