@@ -94,8 +94,8 @@ class Observation(BaseModel):
 
     `messages` and `tools` are a chat as OpenAI's servers take it, `prefix` is the open turn that the policy continues.
     `inserted` is its end that is new since the policy's last words: what a trainer appends to the tokens, outside the
-    loss. `trained` is false where a reward asks the policy something, which is no step of the trajectory. `cause` says
-    why there is no reward: the episode is to be left out then, it is no 0.
+    loss. `trained` is false where a reward asks the policy something, which is not a step of the trajectory. `cause`
+    is the reason for a missing reward: leave the episode out then; it does not count as 0.
     """
 
     question_id: str = ""
@@ -184,7 +184,7 @@ class Session:
         awaited.set_result(completion)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """Show the client a prompt as often as `n` says, and return what it writes."""
+        """Show the client a prompt `n` times, and return its replies."""
         return tuple([await self._ask(prompt, sampling) for _ in range(sampling.n)])
 
     async def _ask(self, prompt: Prompt, sampling: Sampling) -> Completion:
@@ -239,7 +239,7 @@ class Session:
 
 
 def completed(action: Action, prompt: Prompt) -> Completion:
-    """Return what the policy wrote as a backend returns it: up to and including the stop string that ended it."""
+    """Return the policy's text as a backend returns it: up to and including the stop string that ended it."""
     written = valid_unicode(action.text)
     text = cut_at_stop(written, prompt.stop)
     ids = tuple(action.token_ids) if action.token_ids is not None and text in (None, written) else None
@@ -284,7 +284,7 @@ class EnvironmentApp(App):
             await self._close()
 
     async def converse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one client until it leaves, closes, or says nothing for too long."""
+        """Serve one client until it leaves, closes, or is silent for too long."""
         if scope["path"] != "/ws":
             raise Refusal(404, "sessions are at /ws")
 
@@ -317,7 +317,7 @@ class EnvironmentApp(App):
         await send({"type": "websocket.close"})
 
     def _choose(self, asked: Reset) -> Question:
-        """Return the question that a client asks for; raise Refusal if there is none."""
+        """Return the question that a client asks for; raise Refusal if it does not exist."""
         found: Question | None = None
         if asked.question is not None and asked.golden_answers is not None:
             own = asked.question_id or asked.question

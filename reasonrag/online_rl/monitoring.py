@@ -165,9 +165,9 @@ class Monitor:
     equal: int = 0  # batches in a row in which no group had two different rewards
 
     def equal_rewards(self, rewards: Sequence[float | None]) -> str:
-        """Return what to say of the last batch if no group of it has two different rewards, else "".
+        """Return a warning if every group of the last batch has equal rewards, else "".
 
-        It is said of the first such batch, and then of each tenth one in a row.
+        The first such batch is reported, and then each tenth one in a row.
 
         Args:
             rewards: those of the whole batch; None where one is missing.
@@ -236,7 +236,7 @@ def write_rollouts(
     """Write this process's rollouts for training step `step + 1`; after a restart, a repeated step replaces its file.
 
     Args:
-        batch: its samples and their transcripts, in order, are what the numbers are of.
+        batch: the numbers are in the order of its samples and their transcripts.
         advantages: `[N]`, one per trajectory, as in the loss.
         row_advantages: `[R]`, one per training row: the mean over its tokens if each token has its own.
         folder: of all steps.
@@ -258,8 +258,8 @@ def write_rollouts(
 def batch_metrics(batch: Batch, format: Format) -> dict[str, float]:
     """Return means over a batch, by name.
 
-    `rollout/reward` and `reward/PART` are means over the trajectories that have them, `rollout/...` over those that did
-    not fail; `unscored/CAUSE` counts the trajectories without a reward.
+    `rollout/reward` and `reward/PART` are means over the trajectories that have them, `rollout/...` over the
+    trajectories that did not fail; `unscored/CAUSE` counts the trajectories without a reward.
     """
     samples = batch.samples
     values: dict[str, list[float]] = defaultdict(list)

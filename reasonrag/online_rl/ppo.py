@@ -104,7 +104,7 @@ class Critic:
         """Take the optimizer steps of a batch on its `values` and `returns`, and return metrics.
 
         Args:
-            batch: of this process, `own` says which tokens count.
+            batch: of this process, `own` marks the tokens that count.
             split: cuts some of its rows into forward passes.
             step: of the training run, before this batch.
         """

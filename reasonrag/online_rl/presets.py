@@ -81,7 +81,7 @@ RL_PRESETS: dict[str, Tree] = {
     },
     "search-r1": _SEARCH_R1,
     "hiprag": _HIPRAG,
-    # Its main experiments: train_ppo_format.sh of its code, one attempt a question, verl's defaults where it says
+    # Its main experiments: train_ppo_format.sh of its code, one attempt a question, verl's defaults where it sets
     # nothing (entropy bonus, token-mean loss, clip range of values; gamma and lambda are 1).
     "hiprag-ppo": {
         **_HIPRAG,
@@ -118,8 +118,8 @@ RL_PRESETS: dict[str, Tree] = {
         "validation": {"steps": 10, "temperature": 0.6, "metric": "acc"},
         "retrieval": {"top_k": 3},
     },
-    # Learning when to search (Table 5): DAPO, 32 attempts at 32 questions, 500 steps, 5 passages; a judge says what is
-    # correct (sec. 4.1); no KL, as the text says of DAPO, though Table 5 lists 1e-4.
+    # Learning when to search (Table 5): DAPO, 32 attempts at 32 questions, 500 steps, 5 passages; a judge decides
+    # which answers are correct (sec. 4.1); no KL, as the text describes DAPO, though Table 5 lists 1e-4.
     "when-to-search": {
         "model": "Qwen/Qwen2.5-3B-Instruct",
         "data": "2wikimultihopqa",

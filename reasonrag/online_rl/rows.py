@@ -71,7 +71,7 @@ def transcripts(trajectory: Trajectory, encoding: Encoding) -> tuple[Transcript,
     """Return the tokens of a trajectory: one transcript for each run of steps whose prompts extend each other.
 
     Each sampled token stands in exactly one row, after exactly the tokens that the policy read. Rows without sampled
-    tokens are left out. Raise ValueError if there are no steps, or a backend reported no token ids.
+    tokens are left out. Raise ValueError without steps, or if a backend did not report token ids.
     """
     if not trajectory.steps:
         raise ValueError("a trajectory without steps has no tokens")
@@ -249,7 +249,7 @@ class Row:
     """One training row.
 
     Attributes:
-        tokens: what was read and written.
+        tokens: read and written by the policy.
         mask: `[T]` 1 for the tokens that are trained on.
         weight: 1 / K in a trajectory with K rows that are trained on, so that their sum is 1; else 0.
         owners: numbers of the trajectories, in the batch, whose mean advantage the row gets.

@@ -51,7 +51,7 @@ class Task:
     card: PolicyCard
     name: str
     needs: frozenset[str]  # the parts that the reward needs
-    plans: Plans  # Search-P1's reference plans; if none are given, those that the run makes before its first step
+    plans: Plans  # Search-P1's reference plans; by default the run makes them before its first step
     sampler_rows: int  # for TRL's sampler
 
     @property
@@ -90,7 +90,7 @@ def open_task(settings: RLSettings) -> Task:
     """Open questions, corpus and format, and check that the reward has what it needs. No model is loaded.
 
     Raises:
-        ConfigError, DataError: something is missing or cannot work; one line says what, and what to do.
+        ConfigError, DataError: something is missing or cannot work; the error, one line, names it and the remedy.
     """
     config = settings.as_config()
     if settings.data is None:
@@ -135,7 +135,7 @@ def needs_of(settings: RLSettings, format: Format) -> frozenset[str]:
     """Return the names of the parts that the reward needs (`RewardParts`).
 
     Raises:
-        ConfigError: there is no such reward, a judge or a PRM is missing, or one is given that the reward does not use.
+        ConfigError: the reward is unknown, a judge or a PRM is missing, or one is given that the reward does not use.
     """
     name, given = settings.reward.name, set()
     if settings.judge.spec is not None:
@@ -224,7 +224,7 @@ def open_task_reward(
     """Return the reward with its judge, encoder and plans, and the judge; `opened` closes them.
 
     The `policy` answers HiPRAG's queries without a search; `decode` is its tokenizer's, if it reports log-probs. The
-    `journal` keeps the calls of the judge, and those that searches pay for, so that none is paid for twice.
+    `journal` keeps the paid calls of judge and searches, so that a restart does not pay for them again.
     """
     needs = task.needs
     parts = RewardParts(task.format, policy=policy, plans=task.plans, decode=decode)

@@ -2,7 +2,7 @@
 
 TRL expects one row per trajectory. A format that asks with a fresh prompt at each step gives several: TRL computes the
 advantages of the trajectories, and then each row gets its share; so do tokens, in PPO. TRL 1.16 documents
-`rollout_func` only in part; tests/online_rl/test_trainer.py checks what is relied on: tokens with mask 0 get no
+`rollout_func` only in part; tests/online_rl/test_trainer.py checks the rules used here: tokens with mask 0 get no
 gradient, a mask may hold weights, prompts come repeated and in whole groups, a trajectory without a reward gets no
 advantage, and a row without an end token counts as truncated.
 """

@@ -34,7 +34,7 @@ def reward_needs(settings: RewardSettings, format: Format) -> frozenset[str] | N
     """Return the parts that the named reward needs, without making it; None if a user's class does not declare them.
 
     Raises:
-        ConfigError: there is no reward of that name, it does not suit the format, or a function has no known form.
+        ConfigError: the reward's name is unknown, it does not suit the format, or a function has no known form.
     """
     reward: Any
     if ":" not in settings.name:
@@ -56,7 +56,7 @@ def open_reward(settings: RewardSettings, parts: RewardParts) -> Reward:
     """Open the named reward: one of `REWARDS`, or your own class or function as `python:PACKAGE.MODULE:NAME`.
 
     Raises:
-        ConfigError: there is no reward of that name, or a part that it needs is missing.
+        ConfigError: the reward's name is unknown, or a part that it needs is missing.
     """
     check_needs(settings, parts)
     if ":" not in settings.name:

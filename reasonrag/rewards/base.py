@@ -39,8 +39,8 @@ class Score:
     """The score of one trajectory.
 
     `value` is None if it is unknown, for example after a judge's failure: the trajectory is then left out, and `cause`
-    says why. `parts` are all components by name, which explain the value; an unknown component is None. `steps` are
-    rewards of its steps, in order, each credited to its step alone; () without any, None for a step without one.
+    names the reason. `parts` are all components by name, which explain the value; an unknown component is None. `steps`
+    are rewards of its steps, in order, each credited to its step alone; () without any, None for a step without one.
     """
 
     value: float | None

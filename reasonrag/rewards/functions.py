@@ -31,7 +31,7 @@ class FunctionReward(BatchReward):
     `**kwargs`, and is called with keyword arguments (`COLUMNS`) once for the trajectories of one question.
     `reward(trajectory) -> float | None`: it has one parameter, and is called once per `Trajectory`.
 
-    None, NaN, a value that is no number and an exception are no score: the trajectory is set aside, and counted under
+    None, NaN, a value that is not a number and an exception give no score: the trajectory is set aside, counted under
     `no_reward`, `not_finite`, `not_a_number` or `bug:TYPE`. A sync function blocks the rollouts of other questions
     while it runs, so one that waits for a network should be async.
     """
@@ -119,7 +119,7 @@ def trl_columns(function: Callable[..., Any], name: str) -> tuple[str, ...] | No
 
 
 def as_score(reward: object, parts: Components) -> Score:
-    """Return what a function gave for one trajectory as a score, without a value if it is None or no number.
+    """Return what a function gave for one trajectory as a score, without a value if it is None or not a number.
 
     >>> as_score(True, {}).value, as_score(None, {}).cause, as_score("high", {}).cause
     (1.0, 'no_reward', 'not_a_number')

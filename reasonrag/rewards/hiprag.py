@@ -109,14 +109,14 @@ async def detect(
 ) -> list[list[StepFlag]]:
     """Return `[B][steps]`, a flag for each step of each reading, in any format (arXiv:2510.07794, sec. 3.2).
 
-    A search is needless if the policy, given the query alone, says what the step concluded. A step without a search is
+    A search is needless if the policy, given the query alone, knows the step's conclusion. A step without a search is
     false if a verifier finds its reasoning or conclusion wrong. Both kinds are judged concurrently, equal steps once;
-    each distinct query is asked once, greedily. If a judge or a policy fails, or a step says nothing that could be
+    each distinct query is asked once, greedily. If a judge or a policy fails, or a step has nothing that could be
     judged, its flag is None and counted; it is never good or bad.
 
     Args:
         readings: the trajectories as their format reads them.
-        judge: compares and verifies; its prompt set has `hiprag/direct`, which asks the policy for what it knows.
+        judge: compares and verifies; its prompt set has `hiprag/direct`, which asks the policy for its own knowledge.
         policy: the model whose knowledge is probed; needed to find needless searches.
         over_search: False takes every search as needed, without a call (the ablation "under-search only").
         under_search: False takes every step without a search as right, without a call.
@@ -207,7 +207,7 @@ class HiPRAGReward(BatchReward):
     """Eq. 1. Only trajectories that are right (cover match) and well-formed are judged; the others cost no call.
 
     A step that is unknown because the judge's reply was unreadable is left out of Ncorr and N; if no step is known,
-    there is no bonus. If no step is known because a backend is late or unreachable, there is no score.
+    the bonus is 0. If no step is known because a backend is late or unreachable, the trajectory gets no score.
 
     Parts: `answer` A, `format` F, `bonus`, `steps`, `searches`, `own_steps`; for judged trajectories also `known_steps`
     N, of them `searches_known` and `own_steps_known`, and `over`, `under` (how many of each kind are suboptimal), which

@@ -224,7 +224,7 @@ _BARE = re.compile(rf"{_VALUE}\W*", re.IGNORECASE)
 
 
 def parse_score(reply: str) -> float | None:
-    """Parse the score in [0, 1] that a judge's reply ends with; None if there is none.
+    """Parse the score in [0, 1] that a judge's reply ends with; None without a score.
 
     The published builder took the last integer of the reply: "85/100" was 100, "87.5" was 5, and a reply without a
     number lost the whole question. Here the last "score is X" counts, else the last "score: X", "score = X" or "score
@@ -307,7 +307,7 @@ _Count = Annotated[int, Field(strict=True, ge=0, le=MAX_STEPS)]
 
 def _one_of(allowed: tuple[float, ...]) -> Any:
     def check(value: object) -> float:
-        # True equals 1.0, and is no score.
+        # True equals 1.0, but is not a score.
         if isinstance(value, bool) or not isinstance(value, int | float) or value not in allowed:
             raise ValueError(f"is none of {allowed}")
         return float(value)
@@ -339,7 +339,7 @@ _PATH_REPLY = TypeAdapter(PathScores)
 
 
 async def same_meaning(judge: JudgeService, statement: str, other: str) -> bool:
-    """Return whether two statements say the same (HiPRAG, Fig. 5): a search for something known was needless."""
+    """Return whether two statements mean the same (HiPRAG, Fig. 5): a search for something known was needless."""
     return await judge.ask("same_meaning", {"Statement 1": statement, "Statement 2": other}, BOOLEAN)
 
 
@@ -394,7 +394,7 @@ async def vote_plan(judge: JudgeService, question: Question, candidates: Sequenc
         candidates: plan and searches of each correct trajectory; a plan may be empty.
 
     Raises:
-        JudgeError: there is no plan, or no candidate (`no_candidates`; nothing is asked then).
+        JudgeError: the judge gave no plan, or was given no candidate (`no_candidates`; nothing is asked then).
     """
     if not candidates:
         raise JudgeError(f"no trajectory of question {question.id!r} to vote on", cause="no_candidates")
@@ -410,7 +410,7 @@ async def vote_plan(judge: JudgeService, question: Question, candidates: Sequenc
 def read_boolean(reply: str) -> bool | None:
     """Parse the last well-formed `<answer>`: True or Yes, False or No, else None.
 
-    A reply that lists both choices ("<answer>True</answer> or <answer>False</answer>") is no verdict.
+    A reply that lists both choices ("<answer>True</answer> or <answer>False</answer>") is not a verdict.
 
     >>> read_boolean("They agree. <answer>True</answer>"), read_boolean("<answer>no.</answer>")
     (True, False)
@@ -473,7 +473,7 @@ def read_plan(reply: str) -> ReferencePlan | None:
 
 
 def last_json_object(reply: str) -> dict[str, Any] | None:
-    """Return the last outermost JSON object in a text, fenced or not; None if there is none.
+    """Return the last outermost JSON object in a text, fenced or not; None without one.
 
     NaN, Infinity and duplicate keys are not accepted as JSON.
 

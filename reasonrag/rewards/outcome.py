@@ -54,7 +54,7 @@ def search_tag(format: Any) -> str | None:
 def search_confidence(trajectory: Trajectory, opening: str, decode: Callable[[Sequence[int]], str]) -> float | None:
     """Return the lowest probability that the policy gave to a token of its searches, in [0, 1]; None without a search.
 
-    A search is what was sampled from the token that begins its `opening` tag to the end of its completion, both tags
+    A search reaches from the token that begins its `opening` tag to the end of its completion, both tags
     included.
 
     Raises:

@@ -133,7 +133,7 @@ def search_p1_reward(
 class SearchP1Reward(BatchReward):
     """Eq. 4, with one evaluator call per trajectory, and none if no part of the reward depends on it.
 
-    Parts: `format` (None if invalid), `correct`, `n_actions`, `plan_missing` (1 if there is no reference plan, so that
+    Parts: `format` (None if invalid), `correct`, `n_actions`, `plan_missing` (1 without a reference plan, where
     only the policy's own plan counts), `n_reference`; from the evaluator `planner`, `n_plan`, `n_self`, `n_ref`,
     `accuracy`, `reasoning`; computed `s_self`, `s_ref`, `path`, `outcome`. A part that was not needed is None.
     """

@@ -99,7 +99,7 @@ def average_similarity(vectors: Sequence[Sequence[float]], *, as_printed: bool =
 def search_reward(concise: bool, rc: int, avg_sim: float) -> float:
     """Return r_s: `-avg_sim` from two retrievals on; before that 0, or -1 for a query that is not concise (eq. 9).
 
-    In [-1, 0] if similarities are not negative. Without a retrieval there is no query to be long-winded.
+    In [-1, 0] if similarities are not negative. Without a retrieval no query can be long-winded.
 
     >>> search_reward(True, 1, 0.0), search_reward(False, 1, 0.0), search_reward(False, 2, 0.25)
     (0.0, -1.0, -0.25)
@@ -160,7 +160,7 @@ def when_to_search_reward(r_a: float, r_s: float, r_f: float) -> float:
 
     With equal form, similarities that are not negative and `beta * rc_cap` below 1, a right answer is worth more than a
     wrong one in both stages, by at least `1 - beta * rc_cap` (0.1 as published): r_s then lies in [-1, 0] and the two
-    r_a differ by at least `2 - beta * rc_cap`. With unequal form there is no such guarantee: r_f alone differs by 2.
+    r_a differ by at least `2 - beta * rc_cap`. With unequal form this is not guaranteed: r_f alone differs by 2.
 
     Right, one good query, well-formed; wrong, the same.
 
