@@ -180,27 +180,6 @@ def test_the_gradient_of_a_step_is_that_of_a_loss_written_by_hand(loss, reasonra
     assert ours.norm() > 1e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
-def test_a_long_and_a_short_trajectory_of_the_same_advantage_count_alike(loss, reasonrag):
-    """Under `grpo` each counts 1, under the others as many tokens as its steps have on average."""
-    trainer, _, out, scored, _ = reasonrag
-    trainer.averaging = loss
-    weighed = trainer.weigh(out, scored=scored)
-    shares = (weighed["tool_mask"] * weighed["completion_mask"]).sum(1) / weighed["num_items_in_batch"]
-    counted: dict[int, float] = defaultdict(float)
-    for row, share in zip(trainer.rows, shares.tolist(), strict=True):
-        counted[row.owners[0]] += share if row.weight else 0.0
-    means = {number: sum(sum(row.mask) for row in rows) / len(rows) for number, rows in by_trajectory(trainer).items()}
-    for number, mean in means.items():
-        expected = {
-            "grpo": 1 / scored,
-            "dapo": mean / sum(means.values()),
-            "dr_grpo": mean / scored / trainer.max_completion_length,
-        }[loss]
-        assert counted[number] == pytest.approx(expected, rel=1e-5)
-
-
 def test_an_answer_at_once_weighs_as_much_as_eight_steps():
     short = Trajectory(QUESTION, (Step(Prompt(()), Completion("x"), Answer("x")),), StopReason.ANSWERED)
     rows, _ = made_of(replace(sample(WHOLE), trajectory=short), sample(*[WHOLE] * 8, number=1))
