@@ -20,7 +20,7 @@ from reasonrag.rollout import Engine
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "formats.md"
-TEXTS = ROOT / "docs" / "reference" / "formats.md.j2"
+TEXTS = Path(__file__).with_suffix(".md.j2")
 GOLDEN = ROOT / "tests" / "golden" / "formats" / "trajectories"
 
 Turn = list[list[str]]  # [who, text]
