@@ -81,10 +81,10 @@ class Recorded(TransformersLLM):
 
     def __init__(self, folder: Path, chat_template: str | None = None) -> None:
         super().__init__(str(folder), device="cpu", chat_template=chat_template)
+        self.seen: Scored = set()
 
     async def aclose(self) -> None:
         """Stay open: `build_trees` closes its parts, and this policy is used again."""
-        self.seen: Scored = set()
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         completions = await super().complete(prompt, sampling)

@@ -21,7 +21,7 @@ from tests.docs.story import PAGES, ROOT, read
 COUNTS = {"ReasonRAG": (5, 14), "HiPRAG": (6, 8), "Search-P1": (13, 10), "Learning when to search": (9, 7)}
 
 PACKAGE = ROOT / "reasonrag"
-TEXT = PAGES["docs/papers.md"].read_text(encoding="utf-8")
+TEXT = PAGES["docs/papers.md"].read_text(encoding="utf-8").partition("\n## Recipes at full scale\n")[0]
 SETTINGS = {name for model in (Config, RLSettings) for name, _ in fields(model)}
 
 
