@@ -48,6 +48,10 @@ def test_passages_come_best_first_with_their_scores_and_exact_contents(retriever
     assert [p.contents for p in ranking] == [PASSAGES[0].contents, PASSAGES[1].contents]
 
 
+def test_case_accents_and_endings_do_not_matter(retriever: BM25Retriever) -> None:
+    assert ids(retriever, ["pal GABOR", "directing"]) == [["gabor"], ["jaws", "ed"]]
+
+
 @pytest.mark.parametrize("query", ["", "  ", "the of and", "?!", "unheard", "\x00", "\ud83d", "\u2028"])
 def test_a_query_that_shares_no_word_finds_nothing(retriever: BM25Retriever, query: str) -> None:
     assert ids(retriever, [query, "jaws"]) == [[], ["jaws"]]
