@@ -97,10 +97,11 @@ build/audit/bin/pip-audit:
 house: setup  ## measure the structure of the package
 	$(BIN)/python -m tools.house
 
-lint: setup  ## style, format, and that a room uses only what stands above it
+lint: setup  ## style, format, which room may use which, no circles, and the budget of lines
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.house --check
 
 type: setup  ## mypy --strict
 	$(BIN)/mypy
