@@ -41,6 +41,8 @@ NOT_RUN = {
     "vllm serve": "needs a GPU",
     "llama-server": "needs weights in GGUF",
     "pip install": "what CI begins with",
+    "make setup": "what CI begins with",
+    "source": "what CI does by its paths",
     "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
     "python -m contrib.inspect_log": "needs its log; tests of contrib have one",
     "inspect log": "inspect_ai's own; tests/peers/check_inspect.py runs it",
