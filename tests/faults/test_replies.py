@@ -24,22 +24,26 @@ from tests.faults.matrix import Figure, Rounds
 from tests.toys import QUESTION, ToyRetriever
 
 
-def print_peaks(folder: str, few: int, many: int) -> None:
-    """Print the most memory, in MB, of building trees for so many questions, one run after the other."""
-    for name, count in (("caches", few), ("few", few), ("many", many)):
-        given = stub.parts(stub.questions(count, name), ReasonRAGFormat(), stub.StubPolicy())
-        readings = watched(load_config(overrides={"search.iterations": 2}), Path(folder, name), given)
-        print(max(megabytes for _, megabytes in readings))
+def print_peak(folder: str, count: int) -> None:
+    """Print the most memory, in MB, while trees are built for so many questions."""
+    given = stub.parts(stub.questions(count), ReasonRAGFormat(), stub.StubPolicy())
+    readings = watched(load_config(overrides={"search.iterations": 2}), Path(folder), given)
+    print(max(megabytes for _, megabytes in readings))
 
 
 @pytest.mark.fault("20a", "ten times the questions", "the memory of the process that builds the trees within 10 %")
 def test_memory_does_not_follow_the_questions(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
     few, many = rounds(100, 600), rounds(400, 6000)  # fewer than 100 are all in flight at once
-    # In a process of its own: what other tests have freed would be taken here before anything new is.
-    code = f"from {__name__} import print_peaks; print_peaks({str(tmp_path)!r}, {few}, {many})"
-    done = subprocess.run((sys.executable, "-c", code), cwd=Path(__file__).parents[2], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    _, least, most = map(float, done.stdout.split())
+
+    def peak(count: int) -> float:
+        # Each in a process of its own: memory that an export or another test has freed would be taken here first.
+        code = f"from {__name__} import print_peak; print_peak({str(tmp_path / str(count))!r}, {count})"
+        command = (sys.executable, "-c", code)
+        done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout)
+
+    least, most = peak(few), peak(many)
     figure(f"{least:.0f} MB for {few} questions, {most:.0f} MB for {many}")
     assert most < 1.1 * least
 
