@@ -88,8 +88,7 @@ class Plan:
                 elif missing:
                     show(f"{mark} left out, because {missing[0]} is missing: {stage.line}")
                 else:
-                    show(f"{mark} $ {stage.line}")
-                    code = self._run(stage)
+                    code = self._run(stage, show, mark)
                     if not code:
                         done.add(stage.out)
                         self.done(stage)
@@ -101,8 +100,8 @@ class Plan:
                         return code
         return exit_code
 
-    def _run(self, stage: Stage) -> int:
-        """Run a command and return its exit code; SIGTERM is passed on, and Ctrl-C reaches it by the terminal."""
+    def _run(self, stage: Stage, show: Callable[[str], None], mark: str) -> int:
+        """Show and run a command, return its exit code; SIGTERM is passed on, Ctrl-C reaches it by the terminal."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         children: list[subprocess.Popen[bytes]] = []
         is_stopped = False
@@ -115,6 +114,7 @@ class Plan:
 
         handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
+            show(f"{mark} $ {stage.line}")  # a signal from here on is passed on
             children.append(subprocess.Popen([sys.executable, "-m", "reasonrag", *stage.arguments]))
             if is_stopped:  # while the command was being started
                 children[0].terminate()

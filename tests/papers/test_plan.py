@@ -81,7 +81,7 @@ def test_a_plan_that_grows_keeps_what_is_done(tmp_path):
 def test_a_signal_is_handed_on_and_nothing_more_is_started(tmp_path, figure):
     plan = "from pathlib import Path; import sys; from papers.plan import Plan, Stage; "
     plan += "out = Path(sys.argv[1]); "
-    plan += "stages = [Stage(('demo', 'policy', '--out', str(out / n)), out / n) for n in 'abc']; "
+    plan += "stages = [Stage(('build-tree', '--preset', 'demo', '--out', str(out / n)), out / n) for n in 'abc']; "
     plan += "sys.exit(Plan(out / 'plan', stages).run(lambda line: print(line, flush=True)))"
     child = subprocess.Popen([sys.executable, "-c", plan, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
