@@ -13,7 +13,7 @@ from reasonrag.storage.files import read_json
 
 FIGURES = Path(__file__).parents[1] / "results" / "performance"
 # What `make bench` runs, in this order: at most 6 minutes together.
-QUICK = ("utilisation", "official", "own_cost", "journal", "memory", "export", "retrieval", "training", "prefixes")
+QUICK = ("utilisation", "official", "own_cost", "memory", "export", "retrieval", "training")
 _INTRODUCTION = """\
 <!-- Written by `python -m benchmarks` and `python -m docs.reference` from docs/results/performance/; do not edit. -->
 # Performance
