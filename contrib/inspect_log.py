@@ -18,8 +18,7 @@ from typing import Any
 
 from reasonrag.core.documents import map_texts, parse_json
 from reasonrag.core.errors import DataError
-from reasonrag.core.secrets import excerpt, redact_data
-from reasonrag.core.text import valid_unicode
+from reasonrag.core.text import excerpt, redact_data, valid_unicode
 
 _ATTACHED = "attachment://"
 

@@ -25,8 +25,7 @@ from aiohttp import web
 
 from reasonrag.core.documents import parse_json
 from reasonrag.core.http import check_url
-from reasonrag.core.secrets import redact_data
-from reasonrag.core.text import valid_unicode
+from reasonrag.core.text import redact_data, valid_unicode
 from reasonrag.storage.records import CALLS, read_calls
 
 log = structlog.get_logger()

@@ -16,7 +16,7 @@ from typing import Any
 from papers.comparison import BASE, NO_GUARDS, Paper, Scale
 from papers.plan import Stage
 from reasonrag.core.errors import DataError
-from reasonrag.core.secrets import redact_data
+from reasonrag.core.text import redact_data
 from reasonrag.storage.files import write_json, write_text, writing
 
 DATA_SETS = ("hotpotqa", "2wikimultihopqa", "musique")

@@ -1,6 +1,6 @@
 """The `reasonrag` script, and `python -m reasonrag`, which is what `accelerate launch -m reasonrag` starts."""
 
-from reasonrag.core.signals import end_on_signals
+from reasonrag.core.event_loop import end_on_signals
 
 
 def main() -> None:

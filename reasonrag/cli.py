@@ -22,8 +22,8 @@ import click
 
 from reasonrag import __version__
 from reasonrag.core.errors import EX_TEMPFAIL, InputError, ReasonRAGError, Stalled, check_limits
-from reasonrag.core.secrets import redact
-from reasonrag.core.signals import end_on_signals
+from reasonrag.core.event_loop import end_on_signals
+from reasonrag.core.text import redact
 
 # The function in `reasonrag.commands` and the line of `reasonrag --help` of each command.
 COMMANDS = {

@@ -24,7 +24,6 @@ import structlog
 from pydantic import BaseModel, Field, ValidationError
 
 from reasonrag.core.errors import ReasonRAGError
-from reasonrag.core.secrets import excerpt
 from reasonrag.core.serving import (
     App,
     Endpoint,
@@ -38,7 +37,7 @@ from reasonrag.core.serving import (
     run_app,
 )
 from reasonrag.core.settings import setting
-from reasonrag.core.text import valid_unicode
+from reasonrag.core.text import excerpt, valid_unicode
 from reasonrag.core.types import Completion, FinishReason, Prompt, Question, Trajectory
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
 from reasonrag.llm.chat_template import chat_with_tools

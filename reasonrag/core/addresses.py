@@ -11,8 +11,8 @@ import structlog
 
 from reasonrag.core.errors import BackendError
 from reasonrag.core.http import Retries, Unavailable
-from reasonrag.core.secrets import redact
 from reasonrag.core.slots import AllSlots, Request, SlotCounts, Slots
+from reasonrag.core.text import redact
 
 log = structlog.get_logger()
 

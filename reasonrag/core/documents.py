@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.secrets import excerpt
+from reasonrag.core.text import excerpt
 
 MOST_CHARS = 1 << 20  # of a YAML text; PyYAML reads it in seconds
 _DEEPEST = 64

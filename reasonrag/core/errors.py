@@ -21,7 +21,7 @@ from __future__ import annotations
 import errno
 import resource
 
-from reasonrag.core.secrets import excerpt, redact
+from reasonrag.core.text import excerpt, redact
 
 # Of the loader of shared libraries, threads, torch and Arrow, which raise errors of many classes.
 _NO_MEMORY = ("failed to map segment", "can't start new thread", "llocate memory", "malloc of size", "bad_alloc")

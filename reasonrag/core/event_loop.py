@@ -1,20 +1,48 @@
-"""Run coroutines on the event loop of uvloop, which takes half of the CPU time of asyncio's own."""
+"""How coroutines run in a process: on uvloop, with worker threads, a limit on standing still, and signals.
+
+`end_on_signals` is the first call of every command, so slow modules such as asyncio are imported where they are used.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from contextlib import closing
-from typing import Any, TypeVar
+import faulthandler
+import os
+import queue
+import select
+import signal
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+STALL_S = 3600.0
+"""Default limit on how long a run may make no progress."""
+_LOOKS = 20  # Looks are counted, not seconds: a process that was stopped (SIGSTOP) has missed one look.
+CLOSE_S = 5.0
+"""Limit on closing a thread that may hang."""
+_END_S = 10.0  # for a stalled run to end by itself
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+_beats = 0
 
 
 def runner() -> asyncio.Runner:
-    """Return a runner on uvloop's loop; on asyncio's if uvloop is not installed (Windows)."""
+    """Return a runner on uvloop's loop, which takes half of the CPU time of asyncio's; on that without uvloop."""
+    import asyncio
+
     try:
         import uvloop
-    except ImportError:
+    except ImportError:  # Windows
         return asyncio.Runner()
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
@@ -23,3 +51,120 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine, as `asyncio.run` does."""
     with closing(main), runner() as running:  # closed even if no loop can be made
         return running.run(main)
+
+
+def end_on_signals() -> None:
+    """Let Ctrl-C and SIGTERM end this process at once, with exit code 130 or 143, until something is to be drained."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+
+
+def _stop(number: int, frame: object) -> None:
+    # An exception could be swallowed by a bare `except` of a library that is being imported, and a stream may be busy.
+    with suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:  # else the pipe is full and not read, and writing would never end
+            os.write(2, b"stopped; finished work is kept, and the same command goes on\n")
+    os._exit(128 + number)
+
+
+def beat() -> None:
+    """Note that something in this process made progress: a token, a reply, a commit."""
+    global _beats
+    _beats += 1
+
+
+class Worker:
+    """Calls functions for code on event loops in a daemon thread, one after another.
+
+    The process does not wait for it at its end, as it waits for the threads of a `ThreadPoolExecutor`.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start the thread, which ends with `aclose` or with this object."""
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
+        weakref.finalize(self, self._calls.put, None)
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of a function that runs in the thread, or raise its error."""
+        import asyncio
+        from concurrent.futures import Future
+
+        result: Future[T] = Future()
+        self._calls.put((result, partial(function, *args, **kwargs)))
+        return await asyncio.wrap_future(result)
+
+    async def aclose(self) -> None:
+        """Wait until all calls have ended, unless one hangs."""
+        import asyncio
+
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.call(int), CLOSE_S)
+        self._calls.put(None)
+
+
+def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+    for result, function in iter(calls.get, None):
+        if result.set_running_or_notify_cancel():
+            try:
+                result.set_result(function())
+            except BaseException as error:
+                result.set_exception(error)
+            beat()
+        del result, function  # they may hold large tensors
+
+
+@asynccontextmanager
+async def progressing(stall_s: float = STALL_S) -> AsyncIterator[None]:
+    """End the block with Stalled once nothing in this process has called `beat` for so long.
+
+    Before that, faulthandler prints where the threads are.
+    """
+    import asyncio
+
+    from reasonrag.core.errors import EX_TEMPFAIL, Stalled
+
+    loop, over, limit = asyncio.get_running_loop(), threading.Event(), asyncio.timeout(None)
+    waits: list[str] = []
+
+    def expire() -> None:
+        lines = Counter(map(_waits_at, asyncio.all_tasks(loop)))
+        waits.extend(f"{count} tasks at {line}" for line, count in lines.most_common(3))
+        limit.reschedule(loop.time())
+
+    def look() -> None:
+        quiet, before = 0, -1
+        while quiet < _LOOKS and not over.wait(stall_s / _LOOKS):
+            quiet, before = (quiet + 1 if before == _beats else 0), _beats
+        if over.is_set():
+            return
+        with suppress(Exception):  # stderr is closed, or no file
+            faulthandler.dump_traceback()
+        loop.call_soon_threadsafe(expire)
+        time.sleep(_END_S)
+        if Stalled.ends_process:  # the event loop is blocked, or what hangs cannot be closed
+            os._exit(EX_TEMPFAIL)
+
+    try:
+        async with limit:
+            threading.Thread(target=look, name="watchdog", daemon=True).start()
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        why = "; ".join([f"no token, reply or commit for {stall_s:g} s", *waits])
+        message = f"the run stands still: {why}. Finished work is kept, and the same command goes on from it"
+        raise Stalled(message) from None
+    finally:
+        over.set()
+
+
+def _waits_at(task: asyncio.Task[Any]) -> str:
+    """Return the line of the innermost coroutine of a task."""
+    from pathlib import Path
+
+    coroutine: Any = task.get_coro()
+    while getattr(coroutine.cr_await, "cr_frame", None) is not None:
+        coroutine = coroutine.cr_await
+    file = Path(coroutine.cr_code.co_filename)
+    return f"{file.name}:{coroutine.cr_frame.f_lineno} {coroutine.__name__}"

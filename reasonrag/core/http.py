@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from reasonrag.core.errors import ConfigError, check_limits
-from reasonrag.core.secrets import MOST_QUOTED, excerpt, redact
+from reasonrag.core.text import MOST_QUOTED, excerpt, redact
 
 if TYPE_CHECKING:
     import aiohttp

@@ -20,8 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from reasonrag.core.documents import parse_yaml, read_text, to_yaml
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import DEMO_FORMATS, ModelAddress
-from reasonrag.core.secrets import excerpt, find_secrets
-from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.text import excerpt, find_secrets, one_line, valid_unicode
 
 Tree = dict[str, Any]
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from reasonrag.core.event_loop import beat
 from reasonrag.core.http import AWAY, Unavailable, backoff
-from reasonrag.core.watch import beat
 
 START, LARGEST = 64, 1024
 """Initial and maximum concurrency when the server reports no limit."""

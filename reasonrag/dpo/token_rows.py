@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.secrets import excerpt
-from reasonrag.core.text import valid_unicode
+from reasonrag.core.text import excerpt, valid_unicode
 from reasonrag.core.types import Prompt
 from reasonrag.dpo.preferences import ChatSides, CheckedRow, Ids, Messages, StepSides, StepText, Target, TextSides
 from reasonrag.llm.chat_template import ChatTemplate

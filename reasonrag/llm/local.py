@@ -21,10 +21,10 @@ import structlog
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError, RunError, is_out_of_memory
+from reasonrag.core.event_loop import CLOSE_S, beat
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, Prompt
-from reasonrag.core.watch import CLOSE_S, beat
 from reasonrag.llm.base import Sampling, caller
 from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
 from reasonrag.llm.machine import choose_threads, is_small, require_memory

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reasonrag.core.secrets import MOST_QUOTED, excerpt
-from reasonrag.core.text import valid_unicode
+from reasonrag.core.text import MOST_QUOTED, excerpt, valid_unicode
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, as_finite
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
 from reasonrag.llm.chat_template import chat_with_tools

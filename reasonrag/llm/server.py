@@ -18,6 +18,7 @@ import structlog
 from reasonrag.core.addresses import Addresses
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.event_loop import Worker
 from reasonrag.core.http import (
     AWAY,
     Retries,
@@ -32,7 +33,6 @@ from reasonrag.core.http import (
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.slots import Request
 from reasonrag.core.types import Completion, Message, Prompt
-from reasonrag.core.watch import Worker
 from reasonrag.llm.base import Sampling, caller, overflows_context
 from reasonrag.llm.model_folder import public_name
 from reasonrag.llm.openai_wire import (

@@ -28,7 +28,7 @@ import structlog
 
 from reasonrag.core.errors import ConfigError, LLMError, ReasonRAGError
 from reasonrag.core.http import Retries, Unavailable, check_url
-from reasonrag.core.secrets import MOST_QUOTED, excerpt
+from reasonrag.core.text import MOST_QUOTED, excerpt
 from reasonrag.llm.openai_wire import readable
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import structlog
 
 from reasonrag.core import event_loop
 from reasonrag.core.errors import LLMError, RetrievalError, RunError
+from reasonrag.core.event_loop import progressing
 from reasonrag.core.types import Question, Trajectory
-from reasonrag.core.watch import progressing
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.rows import Group, Sample, Transcript, has_variance, transcripts
 from reasonrag.online_rl.settings import OutageSettings, SamplingSettings

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import structlog
 
-from reasonrag.core.secrets import redact_data
+from reasonrag.core.text import redact_data
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.metrics import Attempt, attempt_values
 from reasonrag.formats import Format

@@ -19,12 +19,11 @@ import structlog
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import BackendError, Interrupted, RunError, check_limits
+from reasonrag.core.event_loop import STALL_S, progressing
 from reasonrag.core.http import RETRIES
-from reasonrag.core.secrets import excerpt
 from reasonrag.core.slots import SlotCounts
-from reasonrag.core.text import duration, one_line, pace
+from reasonrag.core.text import duration, excerpt, one_line, pace
 from reasonrag.core.types import Question
-from reasonrag.core.watch import STALL_S, progressing
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.rollout import gather_all
 

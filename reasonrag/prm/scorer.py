@@ -14,9 +14,9 @@ from typing import Any
 
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError, DataError, LLMError
+from reasonrag.core.event_loop import Worker
 from reasonrag.core.plugins import make_plugin
 from reasonrag.core.types import Completion, Prompt
-from reasonrag.core.watch import Worker
 from reasonrag.dpo.preferences import CheckedRow, StepSides, StepText
 from reasonrag.dpo.token_rows import encode
 from reasonrag.llm.base import StepScorer

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from reasonrag import __version__
 from reasonrag.core.documents import parse_yaml, to_yaml
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.secrets import excerpt
 from reasonrag.core.table import inert_markdown
-from reasonrag.core.text import printable, quoted
+from reasonrag.core.text import excerpt, printable, quoted
 from reasonrag.storage.files import write_json
 from reasonrag.training.folder import without_places
 

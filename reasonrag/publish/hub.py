@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from reasonrag.core.errors import ConfigError, HubError, ReasonRAGError
-from reasonrag.core.secrets import excerpt
+from reasonrag.core.text import excerpt
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi, RepoFile

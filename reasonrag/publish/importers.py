@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import DataError, RunError
-from reasonrag.core.secrets import redact_data
-from reasonrag.core.text import valid_unicode
+from reasonrag.core.text import redact_data, valid_unicode
 from reasonrag.dpo.preferences import (
     CheckedRow,
     Contradictions,

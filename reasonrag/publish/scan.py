@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reasonrag.core.secrets import find_secrets, redact
-from reasonrag.core.text import one_line, printable
+from reasonrag.core.text import find_secrets, one_line, printable, redact
 from reasonrag.storage.parquet import leaves
 
 if TYPE_CHECKING:

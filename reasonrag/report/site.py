@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reasonrag.core.errors import RunError
 from reasonrag.core.plots import BarChart, Panel, images
-from reasonrag.core.secrets import excerpt
-from reasonrag.core.text import one_line, printable
+from reasonrag.core.text import excerpt, one_line, printable
 from reasonrag.storage.files import write_text
 from reasonrag.storage.folder import Folder
 from reasonrag.storage.parquet import Row

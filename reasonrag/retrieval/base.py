@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from reasonrag.core.event_loop import Worker
 from reasonrag.core.types import Passage
-from reasonrag.core.watch import Worker
 from reasonrag.storage.files import short_hash
 
 if TYPE_CHECKING:

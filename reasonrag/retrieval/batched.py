@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from reasonrag.core.errors import RetrievalError
-from reasonrag.core.secrets import redact_data
+from reasonrag.core.text import redact_data
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
 from reasonrag.storage.journal import Journal

@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import Protocol
 
 from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.event_loop import Worker
 from reasonrag.core.plugins import trusted
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage, as_finite
-from reasonrag.core.watch import Worker
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.encoders import find_files, loading, require_dense
 from reasonrag.storage.files import short_hash

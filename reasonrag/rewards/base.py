@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from reasonrag.core.errors import BackendError, InputError, Interrupted
-from reasonrag.core.secrets import excerpt
-from reasonrag.core.text import cover_match, exact_match, token_f1
+from reasonrag.core.text import cover_match, exact_match, excerpt, token_f1
 from reasonrag.core.types import Search, Trajectory
 from reasonrag.formats.base import Format, Reading
 from reasonrag.llm.base import LLM, StepScorer

@@ -39,7 +39,7 @@ from typing import Any
 import structlog
 
 from reasonrag.core.errors import Interrupted, RunError
-from reasonrag.core.secrets import excerpt
+from reasonrag.core.text import excerpt
 from reasonrag.storage.files import is_shared
 
 log = structlog.get_logger()

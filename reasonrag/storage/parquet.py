@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import DataError, RunError, check_limits
-from reasonrag.core.secrets import excerpt
+from reasonrag.core.text import excerpt
 from reasonrag.storage.files import fsync_folder, naming, place, writing
 
 if TYPE_CHECKING:

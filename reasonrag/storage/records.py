@@ -12,8 +12,7 @@ from typing import IO, Any
 
 from reasonrag.core.documents import parse_json
 from reasonrag.core.errors import DataError
-from reasonrag.core.secrets import excerpt
-from reasonrag.core.text import quoted, valid_unicode
+from reasonrag.core.text import excerpt, quoted, valid_unicode
 
 CALLS = "calls.jsonl"  # of a recording
 NO_OBJECT = "not a JSON object with each key once"

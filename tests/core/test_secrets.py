@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from reasonrag.cli import Redacted
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.secrets import find_secrets, redact, redact_data
+from reasonrag.core.text import find_secrets, redact, redact_data
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 MIXED = "aB3dE5fG7hJ9kL2mN4pQ6rS8tU0vW1xY3zA5bC7d"  # 40 characters, as generators mix them

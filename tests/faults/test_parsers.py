@@ -20,8 +20,7 @@ import structlog
 
 from contrib.simulated_search import written_passages
 from reasonrag.core.errors import InputError
-from reasonrag.core.secrets import redact
-from reasonrag.core.text import cover_match, exact_match, normalize_answer, token_f1
+from reasonrag.core.text import cover_match, exact_match, normalize_answer, redact, token_f1
 from reasonrag.core.types import Answer, Completion, Malformed, Note, Passage, Prompt, Search, Step, Trajectory
 from reasonrag.formats import FORMATS
 from reasonrag.formats.base import Reading

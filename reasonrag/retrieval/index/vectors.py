@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.secrets import excerpt
+from reasonrag.core.text import excerpt
 from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
 from reasonrag.retrieval.index.embeddings import Embeddings, Vectors, remember_location
 from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from reasonrag.core.errors import Stalled
-from reasonrag.core.watch import Worker, beat, progressing
+from reasonrag.core.event_loop import Worker, beat, progressing
 
 
 def test_a_worker_calls_one_function_after_another_and_returns_or_raises_what_it_does():
@@ -33,7 +33,7 @@ def run(work: Callable[[], object], stall_s: float) -> None:
 def test_a_hang_ends_and_is_named_by_its_stack(capfd):
     forever = threading.Event()
     with pytest.raises(
-        Stalled, match=r"stands still: no token, reply or commit for 0\.2 s; 1 tasks at watch\.py:\d+ call"
+        Stalled, match=r"stands still: no token, reply or commit for 0\.2 s; 1 tasks at event_loop\.py:\d+ call"
     ):
         run(forever.wait, 0.2)
     forever.set()
