@@ -14,8 +14,7 @@ from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import LLMError
 from reasonrag.core.text import normalize_answer, quotable
 from reasonrag.core.types import Completion, Prompt, Question
-from reasonrag.demo.lexicon import SPLITS
-from reasonrag.demo.world import make_world
+from reasonrag.demo.world import SPLITS, make_world
 from reasonrag.formats.base import Stage
 from reasonrag.formats.reasonrag import ECHOES, View, read
 from reasonrag.llm.base import Sampling

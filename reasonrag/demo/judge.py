@@ -18,8 +18,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.models import DEMO_FORMATS, ModelAddress
 from reasonrag.core.text import exact_match, normalize_answer, token_f1
 from reasonrag.core.types import Action, Answer, Completion, Malformed, Note, Prompt, Question, Search, Step
-from reasonrag.demo.lexicon import RELATIONS, SPLITS, words
-from reasonrag.demo.world import make_world
+from reasonrag.demo.world import RELATIONS, SPLITS, make_world, words
 from reasonrag.formats import FORMATS, PromptSet, ReasonRAGFormat, StreamFormat
 from reasonrag.formats.base import Reading
 from reasonrag.llm.base import Sampling

@@ -3,6 +3,9 @@
 It sees only the prompt and answers in the contract of the `reasonrag` format: names in the question and in the evidence
 become queries, the sentence that shares most words with the query becomes evidence, and a span of the evidence becomes
 the answer. Each choice is the best one at temperature 0, and sampled above.
+
+Reading is linear in the text and keeps its order; nothing iterates over a set: its order depends on the interpreter's
+hash seed. A tree search reads the same passages again and again, so what a text holds is cached.
 """
 
 from __future__ import annotations
@@ -11,37 +14,300 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import LLMError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import Completion, Prompt
-from reasonrag.demo.wording import (
-    Asked,
-    Kind,
-    Span,
-    about,
-    analyse,
-    content_words,
-    dates,
-    descriptions,
-    mentions,
-    names,
-    numbers,
-    sentences,
-    stem_set,
-    stem_starts,
-    stems,
-    word_set,
-    year,
-)
 from reasonrag.formats.base import Stage
 from reasonrag.formats.reasonrag import ECHOES, View, read
 from reasonrag.formats.tags import last_tag
 from reasonrag.llm.base import Sampling
+
+
+def word_set(words: str) -> frozenset[str]:
+    """Return the words of a blank-separated list, for membership only."""
+    return frozenset(words.split())
+
+
+_WORD = re.compile(r"\w+(?:['’.&-]\w+)*")
+_SENTENCE_END = re.compile(r"[.!?][\"”’')\]]*\s+(?=\S)")
+_QUOTED = re.compile(r"[\"“]([^\"“”]{1,80}[^\"“”\s])[\"”]")
+_MONTH = "(?:January|February|March|April|May|June|July|August|September|October|November|December)"
+_DATE = re.compile(rf"\b(?:\d{{1,2}} {_MONTH},? \d{{4}}|{_MONTH} \d{{1,2}}, \d{{4}}|{_MONTH} \d{{4}}|[12]\d{{3}})\b")
+_YEAR = re.compile(r"\b[12]\d{3}\b")
+_NUMBER = re.compile(
+    r"\b\d[\d,]{0,14}(?:\.\d{1,6})?(?: (?:million|billion|thousand|percent)\b|%)?"
+    r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|hundred)\b"
+)
+_IS_A = re.compile(r"\b(?:is|was|are|were) (?:an?|the) ([\w-]+(?: [\w-]+){0,3})")
+_ABBREVIATIONS = word_set("mr mrs ms dr st jr sr inc co ltd no vol vs prof gen col capt sgt rev hon ca")
+_CONNECTORS = word_set("of the de la le les von van der du del di da dos bin ibn al el")
+_CALENDAR = word_set(
+    "january february march april may june july august september october november december monday tuesday wednesday "
+    "thursday friday saturday sunday"
+)
+_STOP_WORDS = word_set(
+    "a about above after again against all also although am an and any are as at be because been before being below "
+    "between both but by can could did do does doing down during each either few following for former from further "
+    "had has have having he her here hers him his how however i if in into is it its itself just later like made many "
+    "may me more most much my near no nor not now of off on once one only or other our out over own part same several "
+    "she should since so some such than that the their them then there these they this those through to too two under "
+    "until up upon us very was we well were what when where which while who whom whose why will with would yes you "
+    "your name named called known s t"
+)
+_IRREGULAR_STEMS = {
+    "died": "die", "dies": "die", "death": "die", "born": "birth", "wife": "spouse", "husband": "spouse",
+    "married": "spouse", "wrote": "writ", "written": "writ", "writer": "writ", "son": "child", "daughter": "child",
+    "children": "child", "movie": "film", "nationality": "country", "located": "locat", "location": "locat",
+    "university": "college", "starring": "star", "sang": "sing", "singer": "sing", "founder": "found",
+}  # fmt: skip
+_SUFFIX = re.compile(r"(?:ings?|ers?|ors?|ed|es|s)$")
+
+_AUXILIARY = re.compile(r"(?:is|are|was|were|do|does|did|has|have|had|can|could|will|would|should)\b", re.IGNORECASE)
+_QUESTION_WORD = re.compile(r"\b(who|whom|whose|what|which|when|where|why|how)\b", re.IGNORECASE)
+_ASKS_DATE = re.compile(r"\b(?:(?:what|which) (?:year|date|month|decade|day)|date of (?:birth|death))\b", re.IGNORECASE)
+_ASKS_NUMBER = re.compile(
+    r"\bhow (?:many|much|old|long|far|tall|high|large|big)\b|\b(?:population|percentage|number) of\b", re.IGNORECASE
+)
+_BRACKETS = re.compile(r"\([^()]{0,80}\)")
+_OR = re.compile(r",? or ")
+
+
+class Span(NamedTuple):
+    """A piece of a text, and the index of its first character."""
+
+    text: str
+    start: int
+
+
+class Kind(StrEnum):
+    """The form of an answer."""
+
+    YES_NO = "yes_no"
+    CHOICE = "choice"
+    DATE = "date"
+    NUMBER = "number"
+    NAME = "name"
+    BRIDGE = "bridge"  # a name on the way to the answer; no question has this kind
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedQuestion:
+    """What a question asks for."""
+
+    text: str
+    kind: Kind
+    options: tuple[str, ...]  # the two options of a choice
+    entities: tuple[str, ...]  # names in the question; the options if there are any
+    relation: tuple[str, ...]  # content words outside the entities, as written
+
+    @property
+    def relation_stems(self) -> frozenset[str]:
+        return stem_set(" ".join(self.relation))
+
+
+def stem(word: str) -> str:
+    """Return a crude stem: enough to see that a director is someone who directed.
+
+    >>> stem("Directors"), stem("directed"), stem("wife's")
+    ('direct', 'direct', 'spouse')
+    """
+    lower = _without_genitive(word.casefold())
+    if lower in _IRREGULAR_STEMS:
+        return _IRREGULAR_STEMS[lower]
+    return _SUFFIX.sub("", lower) if len(lower) > 4 else lower
+
+
+@lru_cache(maxsize=4_096)
+def stems(text: str) -> tuple[str, ...]:
+    """Return the stems of the content words, in order, with repeats."""
+    return tuple(stem(word) for word in content_words(text))
+
+
+@lru_cache(maxsize=4_096)
+def stem_set(text: str) -> frozenset[str]:
+    """Return the stems of the content words, for membership only."""
+    return frozenset(stems(text))
+
+
+@lru_cache(maxsize=8_192)
+def stem_starts(text: str) -> tuple[Span, ...]:
+    """Return the stem and the start of each word, stop words included."""
+    return tuple(Span(stem(word[0]), word.start()) for word in _WORD.finditer(text))
+
+
+def content_words(text: str) -> list[str]:
+    """Return the words as written, without stop words."""
+    return [word for word in _WORD.findall(text) if word.casefold() not in _STOP_WORDS]
+
+
+@lru_cache(maxsize=8_192)
+def sentences(text: str) -> tuple[str, ...]:
+    """Return the sentences in order. A dot after an initial or a usual abbreviation does not end one.
+
+    >>> sentences("Dr. No met J. Bond. He won 3.5 points!")
+    ('Dr. No met J. Bond.', 'He won 3.5 points!')
+    """
+    ended, start = [], 0
+    for end in _SENTENCE_END.finditer(text):
+        last_word = text[max(start, end.start() - 12) : end.start()].rpartition(" ")[2].lstrip("(\"“'")
+        if not (text[end.start()] == "." and _is_abbreviation(last_word)) and not text[end.end()].islower():
+            ended.append(text[start : end.end()].rstrip())
+            start = end.end()
+    rest = text[start:].strip()
+    return (*ended, rest) if rest else tuple(ended)
+
+
+@lru_cache(maxsize=4_096)
+def names(text: str) -> tuple[Span, ...]:
+    """Return capitalised spans and quoted titles, in order; months, weekdays and lone stop words are not names.
+
+    >>> [name.text for name in names('The song "Red hat" is by J. R. Lund of the Faroe Islands, not by him.')]
+    ['Red hat', 'J. R. Lund of the Faroe Islands']
+    """
+    spans = [Span(quoted[1].strip(" ,."), quoted.start(1)) for quoted in _QUOTED.finditer(text)]
+    unquoted = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
+    spans += [_trimmed(unquoted, group) for group in _capitalised_groups(unquoted)]
+    return tuple(sorted((span for span in spans if span.text), key=lambda span: span.start))
+
+
+def _capitalised_groups(text: str) -> list[list[re.Match[str]]]:
+    """Return runs of capitalised words, up to ten each, with the connectors and small numbers that follow them."""
+    groups: list[list[re.Match[str]]] = [[]]
+    for word in _WORD.finditer(text):
+        if groups[-1]:
+            last = groups[-1][-1]
+            gap = text[last.end() : word.start()]
+            joined = gap == " " or (gap == ". " and _is_abbreviation(last[0]))
+            if not joined or len(groups[-1]) == 10:
+                groups.append([])
+        continues = word[0] in _CONNECTORS or (word[0].isdigit() and len(word[0]) < 3)
+        if word[0][0].isupper() or (groups[-1] and continues):
+            groups[-1].append(word)
+        elif groups[-1]:
+            groups.append([])
+    return groups
+
+
+def _trimmed(text: str, group: list[re.Match[str]]) -> Span:
+    """Return a group without connectors at its end and stop words at its start; an empty text if nothing is left."""
+    first, end = 0, len(group)
+    while end > 0 and group[end - 1][0] in _CONNECTORS:
+        end -= 1
+    while first < end and group[first][0].casefold() in _STOP_WORDS:
+        first += 1
+    word = group[first][0].casefold() if first < end else ""
+    if not word or word.isdigit() or word in _CALENDAR or (end - first == 1 and _is_abbreviation(word)):
+        return Span("", 0)
+    start = group[first].start()
+    return Span(_without_genitive(text[start : group[end - 1].end()]), start)
+
+
+def _is_abbreviation(word: str) -> bool:
+    return (len(word) == 1 and word.isupper()) or word.casefold() in _ABBREVIATIONS
+
+
+def _without_genitive(text: str) -> str:
+    return text.removesuffix("'s").removesuffix("’s")
+
+
+@lru_cache(maxsize=8_192)
+def dates(text: str) -> tuple[Span, ...]:
+    """Return full dates, months with a year, and bare years of four digits, in order."""
+    return tuple(Span(date[0], date.start()) for date in _DATE.finditer(text))
+
+
+@lru_cache(maxsize=8_192)
+def numbers(text: str) -> tuple[Span, ...]:
+    """Return numbers in digits (with %, million, ...) or as a word; years only if there is nothing else."""
+    spans = [Span(number[0].rstrip(","), number.start()) for number in _NUMBER.finditer(text)]
+    return tuple([span for span in spans if not _YEAR.fullmatch(span.text)] or spans)
+
+
+def descriptions(text: str) -> list[Span]:
+    """Return the descriptions after "is a" and the like, up to four words.
+
+    >>> [span.text for span in descriptions("Kiba is a genus of moss, not a fern.")]
+    ['genus of moss']
+    """
+    return [Span(said[1], said.start(1)) for said in _IS_A.finditer(text)]
+
+
+def year(text: str) -> int | None:
+    """Return the first year from 1000 to 2999."""
+    first = _YEAR.search(text)
+    return int(first[0]) if first else None
+
+
+def mentions(text: str, name: str) -> bool:
+    """Return whether every content word of `name` is in `text`; False for a name without content words."""
+    wanted = stem_set(name)
+    return bool(wanted) and wanted <= stem_set(text)
+
+
+def about(name: str, pieces: Sequence[str]) -> list[str]:
+    """Return the pieces that mention `name`, then those that mention another name which the first ones bring up."""
+    direct = [piece for piece in pieces if mentions(piece, name)]
+    bridges = _distinct(span.text for piece in direct for span in names(piece) if not mentions(name, span.text))
+    indirect = [piece for piece in pieces if piece not in direct and any(mentions(piece, bridge) for bridge in bridges)]
+    return direct + indirect
+
+
+@lru_cache(maxsize=4_096)
+def analyse(question: str) -> ParsedQuestion:
+    """Return what `question` asks for, from its wording alone.
+
+    >>> analyse("Who is older, Ada Holm or Bo Lind?").options
+    ('Ada Holm', 'Bo Lind')
+    """
+    options = _options(question)
+    # "(1996 Film)" distinguishes titles and is not a name itself.
+    plain = _BRACKETS.sub(lambda group: group[0].casefold(), question)
+    entities = options or _distinct(span.text for span in names(plain))
+    taken = stem_set(" ".join(entities))
+    relation = tuple(word for word in _distinct(content_words(question)) if stem(word) not in taken)
+    return ParsedQuestion(question, Kind.CHOICE if options else _kind(question), options, entities, relation)
+
+
+def _kind(question: str) -> Kind:
+    first = _QUESTION_WORD.search(question)
+    if _AUXILIARY.match(question):
+        return Kind.YES_NO
+    if (first and first[0].casefold() == "when") or _ASKS_DATE.search(question):
+        return Kind.DATE
+    return Kind.NUMBER if _ASKS_NUMBER.search(question) else Kind.NAME
+
+
+def _options(question: str) -> tuple[str, ...]:
+    """Return the two sides of the last "or" if both look like names, else nothing."""
+    *_, last = (None, *_OR.finditer(question))
+    if last is None:
+        return ()
+    left, right = question[: last.start()], question[last.end() :].strip(" ?.!")
+    named, comma = names(left), left.rfind(", ")
+    if comma >= 0 and len(left) - comma < 80:
+        left = left[comma + 2 :]
+    elif named:
+        left = named[-1].text
+    else:
+        return ()
+    sides = tuple(side.strip(" \"“”'?,") for side in (left, right.partition(", ")[0]))
+    look_like_names = all(any(char.isupper() or char.isdigit() for char in side) for side in sides)
+    return sides if look_like_names else ()
+
+
+def _distinct(items: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(items))
+
+
+# The reader
 
 Scored = tuple[str, float]
 
@@ -58,7 +324,6 @@ _FEWEST = word_set("fewer less fewest smaller smallest lower shorter")
 _MAKERS = stem_set("director performer composer producer writer author singer founder")
 _KIN = stem_set("father mother wife husband spouse son daughter sibling brother sister uncle")
 _PLAIN = stem_set("film song movie album book person")
-_WORD = re.compile(r"\w+")
 _SAME = re.compile(r"\b(?:same|share[sd]?|common)\b", re.IGNORECASE)
 _YEAR_ONLY = re.compile(r"\b(?:what|which) years?\b", re.IGNORECASE)
 _WHO = re.compile(r"\b(?:who|whom|whose)\b", re.IGNORECASE)
@@ -112,7 +377,7 @@ class _Reader:
         self._view = view
         self._temperature = temperature
         self._random = random.Random(seed)
-        self._asked = analyse(view.question)
+        self._parsed = analyse(view.question)
         self._queries: list[str] = []
         self._evidence: list[str] = []
         for thought in view.thoughts:
@@ -133,7 +398,7 @@ class _Reader:
                 return self._say("query", self._choose(queries))
         elif found:
             self._evidence.append(found)
-        return self._say("answer", self._choose(candidates(self._asked, self._evidence, self._queries)))
+        return self._say("answer", self._choose(candidates(self._parsed, self._evidence, self._queries)))
 
     def _say(self, kind: str, body: str) -> str:
         body = quotable(body) or "unknown"
@@ -156,30 +421,30 @@ class _Reader:
 
     def _readiness(self) -> float:
         """Return the log-odds of answering now: covering evidence raises them, an unseen name lowers them."""
-        wanted = stem_set(self._asked.text)
+        wanted = stem_set(self._parsed.text)
         covered = len(wanted & stem_set(" ".join(self._evidence))) / max(len(wanted), 1)
         followed = sum(not stem_set(query) <= wanted for query in self._queries)
-        missing = len(self._unseen_names()) + max(_bridges_wanted(self._asked) - followed, 0)
+        missing = len(self._unseen_names()) + max(_bridges_wanted(self._parsed) - followed, 0)
         return -2.5 + len(self._evidence) + 2.0 * covered - missing + 0.3 * len(self._queries)
 
     def _unseen_names(self) -> list[str]:
         """Return the names of the question that no evidence mentions."""
-        return [name for name in self._asked.entities if not any(mentions(note, name) for note in self._evidence)]
+        return [name for name in self._parsed.entities if not any(mentions(note, name) for note in self._evidence)]
 
     def _new_queries(self) -> list[Scored]:
         """Return queries with a score each; none repeats an earlier one."""
-        asked = self._asked
-        relation = " ".join(asked.relation[:8])
+        parsed = self._parsed
+        relation = " ".join(parsed.relation[:8])
         scored: list[Scored] = []
         if not self._queries:
-            scored.append((" ".join(content_words(asked.text)), 1.5))
+            scored.append((" ".join(content_words(parsed.text)), 1.5))
         unseen = self._unseen_names()
-        for name in asked.entities:
+        for name in parsed.entities:
             weight = 2.0 if name in unseen else 0.3
             scored += [(f"{name} {relation}", weight), (name, weight - 0.3)]
         # The next hop starts at a name that the evidence brings up, scored as an answer is.
         pieces = [piece for note in self._evidence for piece in sentences(note)]
-        for name, score in spans(replace(asked, kind=Kind.BRIDGE), pieces, self._queries):
+        for name, score in spans(replace(parsed, kind=Kind.BRIDGE), pieces, self._queries):
             if name[0].isupper() and not _DEMONYM.match(name):
                 scored += [(f"{name} {relation}", score - 0.5), (name, score - 0.5 - 0.5)]
         earlier = [stem_set(query) for query in self._queries]
@@ -187,7 +452,7 @@ class _Reader:
         for query, score in scored:
             if stem_set(query) and stem_set(query) not in earlier:
                 new.append((one_line(query), score))
-        return new or ([] if self._queries else [(asked.text, 0.0)])
+        return new or ([] if self._queries else [(parsed.text, 0.0)])
 
     def _extract(self) -> str:
         """Return the sentence, at times two, that best fit the latest query; "" if none shares a word with it."""
@@ -227,62 +492,62 @@ def _overlap(query: frozenset[str], question: frozenset[str], rows: Sequence[tup
     return scores
 
 
-def candidates(asked: Asked, evidence: Sequence[str], queries: Sequence[str]) -> list[Scored]:
+def candidates(parsed: ParsedQuestion, evidence: Sequence[str], queries: Sequence[str]) -> list[Scored]:
     """Return answers with a score each, never empty, in the order of the evidence; a guess if there is no evidence.
 
     Args:
-        asked: the question.
+        parsed: the question.
         evidence: the notes of the thoughts, oldest first.
         queries: the searches so far; a name that was searched for is rarely the answer.
     """
     pieces = list(dict.fromkeys(piece for note in evidence for piece in sentences(note)))
-    if asked.kind is Kind.YES_NO:
-        return _yes_no(asked, pieces)
-    if asked.kind is Kind.CHOICE:
-        return _choice(asked, pieces)
-    return spans(asked, pieces, queries) or [("unknown", 0.0)]
+    if parsed.kind is Kind.YES_NO:
+        return _yes_no(parsed, pieces)
+    if parsed.kind is Kind.CHOICE:
+        return _choice(parsed, pieces)
+    return spans(parsed, pieces, queries) or [("unknown", 0.0)]
 
 
-def _yes_no(asked: Asked, pieces: Sequence[str]) -> list[Scored]:
+def _yes_no(parsed: ParsedQuestion, pieces: Sequence[str]) -> list[Scored]:
     """Score yes if the evidence about both sides agrees."""
-    sides = [" ".join(about(entity, pieces)) for entity in asked.entities[:2]]
+    sides = [" ".join(about(entity, pieces)) for entity in parsed.entities[:2]]
     if len(sides) < 2 or not all(sides):
-        known = len(asked.relation_stems & stem_set(" ".join(pieces)))
+        known = len(parsed.relation_stems & stem_set(" ".join(pieces)))
         return [("yes", 0.3 * known), ("no", 0.5)]
-    if _SAME.search(asked.text):
+    if _SAME.search(parsed.text):
         new_names: list[list[str]] = []
         demonyms: list[list[str]] = []
         for side in sides:
-            new_names.append([name.text for name in names(side) if not mentions(asked.text, name.text)])
+            new_names.append([name.text for name in names(side) if not mentions(parsed.text, name.text)])
             demonyms.append([name for name in new_names[-1] if _DEMONYM.match(name)])
         # A nationality comes first in the description of a person.
         agree = demonyms[0][0] in demonyms[1] if all(demonyms) else not set(new_names[0]).isdisjoint(new_names[1])
     else:
-        agree = bool(asked.relation_stems & stem_set(sides[0]) & stem_set(sides[1]))
+        agree = bool(parsed.relation_stems & stem_set(sides[0]) & stem_set(sides[1]))
     return [("yes", 1.5 * agree), ("no", 1.5 * (not agree))]
 
 
-def _choice(asked: Asked, pieces: Sequence[str]) -> list[Scored]:
+def _choice(parsed: ParsedQuestion, pieces: Sequence[str]) -> list[Scored]:
     """Score the option whose year or number is the wanted extreme, else by words shared with the question."""
-    words = frozenset(_WORD.findall(asked.text.casefold()))
+    words = frozenset(re.findall(r"\w+", parsed.text.casefold()))
     count = bool(words & (_MOST | _FEWEST)) and not words & (_EARLIEST | _LATEST)
     sign = bool(words & (_LATEST | _MOST)) - bool(words & (_EARLIEST | _FEWEST))
-    values = [_value(asked, option, pieces, count=count) for option in asked.options]
+    values = [_value(parsed, option, pieces, count=count) for option in parsed.options]
     known = [value for value in values if value is not None]
-    if sign and len(set(known)) == len(asked.options):
+    if sign and len(set(known)) == len(parsed.options):
         best = max(known, key=lambda value: sign * value)
-        return [(option, 2.5 * (value == best)) for option, value in zip(asked.options, values, strict=True)]
+        return [(option, 2.5 * (value == best)) for option, value in zip(parsed.options, values, strict=True)]
     scored: list[Scored] = []
-    for option in asked.options:
+    for option in parsed.options:
         said = stem_set(" ".join(about(option, pieces)))
-        scored.append((option, float(len(asked.relation_stems & said))))
+        scored.append((option, float(len(parsed.relation_stems & said))))
     return scored
 
 
-def _value(asked: Asked, option: str, pieces: Sequence[str], *, count: bool) -> float | None:
+def _value(parsed: ParsedQuestion, option: str, pieces: Sequence[str], *, count: bool) -> float | None:
     """Return a number or a year of `option`; of its maker if the question asks for the maker."""
     relevant = about(option, pieces)
-    if asked.relation_stems & _MAKERS:
+    if parsed.relation_stems & _MAKERS:
         relevant = sorted(relevant, key=lambda piece: mentions(piece, option))
     for piece in relevant:
         if count:
@@ -293,60 +558,60 @@ def _value(asked: Asked, option: str, pieces: Sequence[str], *, count: bool) -> 
             values = [float(known) for known in years if known is not None]
         if values:
             # Of two dates of a person, the second is that of the death.
-            return values[1] if "die" in asked.relation_stems and len(values) > 1 else values[0]
+            return values[1] if "die" in parsed.relation_stems and len(values) > 1 else values[0]
     return None
 
 
-def spans(asked: Asked, pieces: Sequence[str], queries: Sequence[str]) -> list[Scored]:
+def spans(parsed: ParsedQuestion, pieces: Sequence[str], queries: Sequence[str]) -> list[Scored]:
     """Return dates, numbers or names of the pieces that are not in the question; repeated ones score higher."""
     scores: dict[str, float] = {}
-    wanted = stem_set(asked.text)
+    wanted = stem_set(parsed.text)
     latest = stem_set(queries[-1]) if queries else wanted
     for number, piece in enumerate(pieces):
         stems_here = stem_set(piece)
         shared = len(wanted & stems_here) / max(len(wanted), 1) + len(latest & stems_here) / max(len(latest), 1)
-        anchors = [word.start for word in stem_starts(piece) if word.text in asked.relation_stems]
-        for rank, span in enumerate(_spans_of_kind(asked, piece)):
+        anchors = [word.start for word in stem_starts(piece) if word.text in parsed.relation_stems]
+        for rank, span in enumerate(_spans_of_kind(parsed, piece)):
             near = 1.5 / (1 + min((abs(span.start - anchor) for anchor in anchors), default=200) / 20)
-            score = shared + near + 0.5 * number / len(pieces) - 0.05 * rank + _fit(asked, piece, span, rank)
+            score = shared + near + 0.5 * number / len(pieces) - 0.05 * rank + _fit(parsed, piece, span, rank)
             if any(stem_set(span.text) <= stem_set(query) for query in queries):
                 score -= 0.5
             scores[span.text] = max(score, scores[span.text] + 0.3) if span.text in scores else score
     return list(scores.items())
 
 
-def _spans_of_kind(asked: Asked, piece: str) -> Sequence[Span]:
-    if asked.kind is Kind.DATE:
-        years_only = _YEAR_ONLY.search(asked.text)
+def _spans_of_kind(parsed: ParsedQuestion, piece: str) -> Sequence[Span]:
+    if parsed.kind is Kind.DATE:
+        years_only = _YEAR_ONLY.search(parsed.text)
         return [Span(str(year(date.text)), date.start) if years_only else date for date in dates(piece)]
-    if asked.kind is Kind.NUMBER:
+    if parsed.kind is Kind.NUMBER:
         return numbers(piece)
-    new = [name for name in names(piece) if stems(name.text) and not mentions(asked.text, name.text)]
-    return new if _WHO.match(asked.text) or _WHERE.match(asked.text) else new + descriptions(piece)
+    new = [name for name in names(piece) if stems(name.text) and not mentions(parsed.text, name.text)]
+    return new if _WHO.match(parsed.text) or _WHERE.match(parsed.text) else new + descriptions(piece)
 
 
-def _fit(asked: Asked, piece: str, span: Span, rank: int) -> float:
+def _fit(parsed: ParsedQuestion, piece: str, span: Span, rank: int) -> float:
     """Return how well a span suits the wording of the question."""
-    if asked.kind is Kind.DATE:
-        return 1.0 * (rank == ("die" in asked.relation_stems))
-    if asked.kind is Kind.NUMBER:
+    if parsed.kind is Kind.DATE:
+        return 1.0 * (rank == ("die" in parsed.relation_stems))
+    if parsed.kind is Kind.NUMBER:
         return 0.0
     before = piece[max(span.start - 12, 0) : span.start]
     after_person, after_place = bool(_AFTER_PERSON.search(before)), bool(_AFTER_PLACE.search(before))
-    if asked.kind is Kind.BRIDGE:
+    if parsed.kind is Kind.BRIDGE:
         return 0.6 * after_person
-    if _COUNTRY.search(asked.text):
+    if _COUNTRY.search(parsed.text):
         return 1.0 * bool(_DEMONYM.match(span.text)) + 0.3 * after_place
-    if _WHERE.search(asked.text):
+    if _WHERE.search(parsed.text):
         return 0.8 * after_place
-    if _WHO.search(asked.text):
+    if _WHO.search(parsed.text):
         return 0.5 * (" " in span.text) + 0.4 * after_person
     return 0.3 * span.text[0].isupper()
 
 
-def _bridges_wanted(asked: Asked) -> int:
+def _bridges_wanted(parsed: ParsedQuestion) -> int:
     """Return how many names the question describes instead of naming them ("the director of ...")."""
-    links = asked.relation_stems & (_MAKERS | _KIN)
-    if not links or not asked.relation_stems - links - _PLAIN:
+    links = parsed.relation_stems & (_MAKERS | _KIN)
+    if not links or not parsed.relation_stems - links - _PLAIN:
         return 0
-    return 2 if asked.kind in (Kind.YES_NO, Kind.CHOICE) else 1
+    return 2 if parsed.kind in (Kind.YES_NO, Kind.CHOICE) else 1

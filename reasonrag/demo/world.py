@@ -4,6 +4,9 @@ A world has four closed parts: train, dev, test and famous. Facts link entities 
 question never involves an entity of training. The famous part is the same in every world: a policy trained on many
 worlds can answer its questions from memory, and then a search is needless. Each split asks about famous entities of
 its own; an answer, though, may be a famous entity that another split asks about.
+
+`vocabulary.json` holds the words: two lists for the names of each type of entity, the first words of famous names, and
+the relations. The split of a name does not depend on a seed, so a test name never occurs in training, in any world.
 """
 
 from __future__ import annotations
@@ -18,9 +21,14 @@ from typing import Any, Literal
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Passage, Question
-from reasonrag.demo.lexicon import KINDS, RELATIONS, SPLITS, Kind, Relation, Split, famous_names, names, relations_of
 
+Split = Literal["train", "dev", "test"]
 DemoSplit = Literal["train", "dev", "test", "train-famous"]
+Kind = Literal["person", "film", "city", "band", "company", "country"]
+
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
+# `train-famous`: the training questions, thinned out so that a third of them need no search.
+DEMO_SPLITS: tuple[DemoSplit, ...] = (*SPLITS, "train-famous")
 
 _ENTITIES: dict[Kind, int] = {"person": 48, "film": 30, "city": 24, "band": 20, "company": 20, "country": 8}
 _QUESTIONS: dict[Split, int] = {"train": 600, "dev": 300, "test": 1200}
@@ -28,6 +36,68 @@ _QUESTIONS: dict[Split, int] = {"train": 600, "dev": 300, "test": 1200}
 _ROUND = (*["one_hop"] * 3, *["known"] * 2, *["bridge"] * 7, *["three_hop"] * 4, *["comparison"] * 2, *["yes_no"] * 2)
 # Which of the shuffled famous entities a split asks about: enough facts for two questions in twenty.
 _FAMOUS_SHARE: dict[Split, tuple[float, float]] = {"train": (0.0, 0.28), "dev": (0.28, 0.43), "test": (0.43, 1.0)}
+# The split of a name: the sum of its two words' places, modulo ten.
+_SPLIT_OF_RESIDUE = ("dev", "test", "test", "test", "train", "dev", "train", "train", "train", "train")
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One attribute of a page.
+
+    `target` is the type of entity that it leads to, or the classes that are its values; `ask` and `phrase` are how a
+    question names it, with `{x}` for the subject. `more` is the comparative of ordered classes (least first), else "".
+    """
+
+    key: str
+    subject: Kind
+    target: Kind | tuple[str, ...]
+    ask: str
+    phrase: str = ""
+    more: str = ""
+
+
+_VOCABULARY = json.loads(Path(__file__).with_name("vocabulary.json").read_text("utf-8"))
+_NAMES: dict[Kind, list[str]] = _VOCABULARY["names"]
+_FAMOUS: dict[Kind, str] = _VOCABULARY["famous"]
+KINDS: tuple[Kind, ...] = tuple(_NAMES)
+RELATIONS: tuple[Relation, ...] = tuple(
+    Relation(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
+    for entry in _VOCABULARY["relations"]
+)
+
+
+def relations_of(kind: Kind) -> tuple[Relation, ...]:
+    """Return the attributes of a page of this type, in page order."""
+    return tuple(relation for relation in RELATIONS if relation.subject == kind)
+
+
+def names(kind: Kind, split: Split) -> tuple[str, ...]:
+    """Return every name of the type that belongs to the split; the three splits share no name."""
+    first_words, last_words = map(str.split, _NAMES[kind])
+    chosen = []
+    for first_place, first in enumerate(first_words):
+        for last_place, last in enumerate(last_words):
+            if _SPLIT_OF_RESIDUE[(first_place + last_place) % len(_SPLIT_OF_RESIDUE)] == split:
+                chosen.append(f"{first} {last}")
+    return tuple(chosen)
+
+
+def famous_names(kind: Kind) -> tuple[str, ...]:
+    """Return the names of the type that every world has. Each begins with a word that no other name has."""
+    last_words = _NAMES[kind][1].split()
+    return tuple(f"{first} {last_words[-1 - n % len(last_words)]}" for n, first in enumerate(_FAMOUS[kind].split()))
+
+
+def words() -> tuple[str, ...]:
+    """Return every word that a page or a query can hold, once each, in a fixed order."""
+    chosen: list[str] = []
+    for pool in (*_NAMES.values(), _FAMOUS.values()):
+        chosen += " ".join(pool).split()
+    chosen += [relation.key for relation in RELATIONS]
+    for relation in RELATIONS:
+        if isinstance(relation.target, tuple):
+            chosen += relation.target
+    return tuple(chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +123,23 @@ class Part:
     @classmethod
     def draw(cls, names_of: Callable[[Kind], tuple[str, ...]], rng: Random, *, sizes: dict[Kind, int]) -> Part:
         """Draw `sizes` entities of each type (or all if fewer names exist), with random facts among them."""
-        chosen = {kind: rng.sample(pool, min(sizes[kind], len(pool))) for kind in KINDS for pool in [names_of(kind)]}
-        kinds = {name: kind for kind in KINDS for name in chosen[kind]}
-        facts: dict[str, dict[str, str]] = {}
+        chosen: dict[Kind, list[str]] = {}
+        kinds: dict[str, Kind] = {}
+        for kind in KINDS:
+            pool = names_of(kind)
+            chosen[kind] = rng.sample(pool, min(sizes[kind], len(pool)))
+            kinds |= dict.fromkeys(chosen[kind], kind)
+        facts: dict[str, dict[str, str]] = {name: {} for name in kinds}
         for name, kind in kinds.items():
-            facts[name] = {
-                relation.key: rng.choice([value for value in _values(relation, chosen) if value != name])
-                for relation in relations_of(kind)
-            }
+            for relation in relations_of(kind):
+                target = relation.target
+                values = target if isinstance(target, tuple) else chosen[target]
+                facts[name][relation.key] = rng.choice([value for value in values if value != name])
         return cls(kinds, facts)
 
     def named(self, kind: Kind) -> list[str]:
         """Return the entities of a type, in the order drawn."""
-        return [name for name, its in self.kinds.items() if its == kind]
+        return [name for name, its_kind in self.kinds.items() if its_kind == kind]
 
     def hop(self, name: str, key: str) -> Hop:
         """Return the search for one attribute of an entity."""
@@ -86,42 +160,47 @@ class World:
     parts: dict[Split, Part]
     famous: Part
 
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """The parts of the three splits, then the famous one."""
+        return (*self.parts.values(), self.famous)
+
     def questions(self, split: Split) -> list[Question]:
         """Return the questions of a split, in a fixed order: about its own entities, and some about famous ones.
 
         No entity is named by questions of two splits.
         """
         rng = Random(f"demo questions {self.seed} {split}")
-        names = list(self.famous.facts)
-        Random("demo famous entities").shuffle(names)
-        low, high = (round(share * len(names)) for share in _FAMOUS_SHARE[split])
-        facts = [fact for fact in famous_facts() if fact[0] in names[low:high]]
+        entities = list(self.famous.facts)
+        Random("demo famous entities").shuffle(entities)
+        first, last = (round(share * len(entities)) for share in _FAMOUS_SHARE[split])
+        facts = [fact for fact in famous_facts() if fact[0] in entities[first:last]]
         Random("demo famous questions").shuffle(facts)
-        known = (one_hop(self.famous, name, relation, known=True) for name, relation in facts)
+        known = iter(facts)
         drawn: dict[str, Question] = {}
         while len(drawn) < _QUESTIONS[split]:
             kind = _ROUND[len(drawn) % len(_ROUND)]
-            question = next(known) if kind == "known" else ask(self.parts[split], kind, rng)
-            if question.question not in drawn:
-                drawn[question.question] = Question(
-                    f"{self._stem}-{split}-{len(drawn):06d}",
-                    question.question,
-                    question.golden_answers,
-                    "demo",
-                    {**question.metadata, "split": split},
-                )
+            if kind == "known":
+                question = one_hop(self.famous, *next(known), known=True)
+            else:
+                question = ask(self.parts[split], kind, rng)
+            text = question.question
+            if text not in drawn:
+                question_id = f"{self._stem}-{split}-{len(drawn):06d}"
+                metadata = {**question.metadata, "split": split}
+                drawn[text] = Question(question_id, text, question.golden_answers, "demo", metadata)
         return list(drawn.values())
 
     def named(self, questions: Iterable[Question]) -> set[str]:
         """Return the entities that the texts of some questions name."""
-        entities = [name for part in (*self.parts.values(), self.famous) for name in part.facts]
-        return {name for question in questions for name in entities if name in question.question}
+        texts = "\n".join(question.question for question in questions)
+        return {name for part in self.all_parts for name in part.facts if name in texts}
 
     def corpus(self) -> list[Passage]:
         """Return the pages of all parts, shuffled: one corpus for all splits."""
-        pages = [(part, name) for part in (*self.parts.values(), self.famous) for name in part.facts]
-        Random(f"demo corpus {self.seed}").shuffle(pages)
-        return [part.page(name, f"{self._stem}-page-{number:05d}") for number, (part, name) in enumerate(pages)]
+        entities = [(part, name) for part in self.all_parts for name in part.facts]
+        Random(f"demo corpus {self.seed}").shuffle(entities)
+        return [part.page(name, f"{self._stem}-page-{number:05d}") for number, (part, name) in enumerate(entities)]
 
     @property
     def _stem(self) -> str:
@@ -132,27 +211,22 @@ class World:
 @lru_cache(maxsize=4)
 def make_world(seed: int = 0) -> World:
     """Return the world of a seed. Another seed draws other entities and facts from the same words."""
-    parts = {
-        split: Part.draw(partial(names, split=split), Random(f"demo world {seed} {split}"), sizes=_ENTITIES)
-        for split in SPLITS
-    }
+    parts: dict[Split, Part] = {}
+    for split in SPLITS:
+        parts[split] = Part.draw(partial(names, split=split), Random(f"demo world {seed} {split}"), sizes=_ENTITIES)
     return World(seed, parts, famous_part())
 
 
 @lru_cache(maxsize=1)
 def famous_part() -> Part:
     """Return the part that every world shares."""
-    everybody: dict[Kind, int] = {kind: len(famous_names(kind)) for kind in KINDS}
-    return Part.draw(famous_names, Random("demo famous"), sizes=everybody)
+    sizes: dict[Kind, int] = {kind: len(famous_names(kind)) for kind in KINDS}
+    return Part.draw(famous_names, Random("demo famous"), sizes=sizes)
 
 
 def famous_facts() -> list[tuple[str, Relation]]:
     """Return every fact about a famous entity, as its name and the relation."""
     return [(name, relation) for name, kind in famous_part().kinds.items() for relation in relations_of(kind)]
-
-
-# `train-famous`: the training questions, thinned out so that a third of them need no search.
-DEMO_SPLITS: tuple[DemoSplit, ...] = (*SPLITS, "train-famous")
 
 
 def demo_questions(split: DemoSplit, *, seed: int = 0, limit: int | None = None) -> list[Question]:
@@ -212,13 +286,14 @@ def _chain(part: Part, kind: str, rng: Random) -> Question:
         passed = [rng.choice(list(part.facts))]
         phrase, hops = passed[0], list[Hop]()
         for place in range(length):
-            last = place == length - 1
-            relation = rng.choice([r for r in relations_of(part.kinds[passed[-1]]) if last or r.phrase])
+            is_last = place == length - 1
+            relations = relations_of(part.kinds[passed[-1]])
+            relation = rng.choice([relation for relation in relations if is_last or relation.phrase])
             hops.append(part.hop(passed[-1], relation.key))
             if hops[-1].value in passed:
                 break
             passed.append(hops[-1].value)
-            phrase = (relation.ask if last else relation.phrase).format(x=phrase)
+            phrase = (relation.ask if is_last else relation.phrase).format(x=phrase)
         else:
             return _question(kind, phrase, passed[-1], hops)
 
@@ -226,17 +301,18 @@ def _chain(part: Part, kind: str, rng: Random) -> Question:
 def _pair(part: Part, kind: str, rng: Random) -> Question:
     """Draw a question about two entities: which one comes later in ordered classes, or whether they share a class."""
     compares = kind == "comparison"
-    relation = rng.choice([r for r in RELATIONS if isinstance(r.target, tuple) and bool(r.more) is compares])
+    with_classes = [relation for relation in RELATIONS if isinstance(relation.target, tuple)]
+    relation = rng.choice([relation for relation in with_classes if bool(relation.more) is compares])
     same = not compares and rng.random() < 0.5
     while True:
-        asked = rng.sample(part.named(relation.subject), 2)
-        first, second = (part.hop(name, relation.key) for name in asked)
+        first_name, second_name = rng.sample(part.named(relation.subject), 2)
+        first, second = part.hop(first_name, relation.key), part.hop(second_name, relation.key)
         if (first.value == second.value) is same:
             break
     if compares:
-        text, answer = f"Which is {relation.more}, {asked[0]} or {asked[1]}?", larger(relation, first, second)
+        text, answer = f"Which is {relation.more}, {first_name} or {second_name}?", larger(relation, first, second)
     else:
-        text, answer = f"Do {asked[0]} and {asked[1]} have the same {relation.key}?", "yes" if same else "no"
+        text, answer = f"Do {first_name} and {second_name} have the same {relation.key}?", "yes" if same else "no"
     return _question(kind, text, answer, [first, second])
 
 
@@ -247,17 +323,9 @@ def larger(relation: Relation, first: Hop, second: Hop) -> str:
 
 
 def _question(kind: str, text: str, answer: str, hops: list[Hop], *, known: bool = False) -> Question:
-    metadata: dict[str, Any] = {
-        "kind": kind,
-        "hops": len(hops),
-        "path": [{"query": hop.query, "evidence": hop.evidence} for hop in hops],
-        "known": known,
-    }
+    path = [{"query": hop.query, "evidence": hop.evidence} for hop in hops]
+    metadata: dict[str, Any] = {"kind": kind, "hops": len(hops), "path": path, "known": known}
     return Question("", text, (answer,), "demo", metadata)
-
-
-def _values(relation: Relation, chosen: dict[Kind, list[str]]) -> list[str]:
-    return list(relation.target) if isinstance(relation.target, tuple) else chosen[relation.target]
 
 
 def write_world(source: Path, out: Path) -> dict[str, int]:
@@ -271,9 +339,7 @@ def write_world(source: Path, out: Path) -> dict[str, int]:
     if str(source) != "demo":
         raise ConfigError(f"only the demo world is written as FlashRAG's files, not {source}: name it demo")
     Folder(out, "demo world", "corpus.jsonl").claim()
-    files: dict[str, list[dict[str, Any]]] = {
-        "corpus": [{"id": passage.id, "contents": passage.contents} for passage in demo_corpus()]
-    }
+    files = {"corpus": [{"id": passage.id, "contents": passage.contents} for passage in demo_corpus()]}
     for split in DEMO_SPLITS:
         columns = ("id", "question", "golden_answers", "metadata")
         files[split] = [{name: getattr(question, name) for name in columns} for question in demo_questions(split)]

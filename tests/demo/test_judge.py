@@ -11,8 +11,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import Completion, Message, Prompt, Question, Step, Trajectory
 from reasonrag.demo.judge import DemoJudge, demo_format, open_judge
-from reasonrag.demo.lexicon import SPLITS
-from reasonrag.demo.world import demo_questions
+from reasonrag.demo.world import SPLITS, demo_questions
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import Sampling
 from reasonrag.pipeline.build import build_trees

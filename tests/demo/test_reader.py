@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Answer, Completion, Message, Note, Passage, Prompt, Question, Search, Step
-from reasonrag.demo.reader import ExtractiveLLM, candidates
-from reasonrag.demo.wording import analyse, names, sentences
+from reasonrag.demo.reader import ExtractiveLLM, analyse, candidates, names, sentences
 from reasonrag.formats.reasonrag import ReasonRAGFormat
 from reasonrag.llm.base import Sampling
 

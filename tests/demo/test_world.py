@@ -7,8 +7,16 @@ from contextlib import aclosing
 import pytest
 
 from reasonrag.core.text import exact_match
-from reasonrag.demo.lexicon import KINDS, SPLITS, famous_names, names
-from reasonrag.demo.world import demo_corpus, demo_questions, famous_part, make_world
+from reasonrag.demo.world import (
+    KINDS,
+    SPLITS,
+    demo_corpus,
+    demo_questions,
+    famous_names,
+    famous_part,
+    make_world,
+    names,
+)
 from reasonrag.retrieval.bm25 import BM25Retriever
 
 SEEDS = (0, 7)

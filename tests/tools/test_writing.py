@@ -6,8 +6,7 @@ import pytest
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Search, Span, StopReason
 from reasonrag.demo.judge import stream_format
-from reasonrag.demo.lexicon import KINDS, names
-from reasonrag.demo.world import Part, demo_questions, make_world
+from reasonrag.demo.world import KINDS, Part, demo_questions, make_world, names
 from reasonrag.llm.chat_template import ChatTemplate
 from tools.demo_policy.curriculum import StreamCurriculum, stream_vocabulary_texts
 from tools.demo_policy.demonstrations import FAULTLESS, NO_WHIMS, STREAM_HABITS, Improviser

@@ -13,8 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from reasonrag.core.types import Prompt, Question, Trajectory
-from reasonrag.demo.lexicon import RELATIONS, Kind, names, words
-from reasonrag.demo.world import Part, ask, famous_facts, famous_part, one_hop
+from reasonrag.demo.world import RELATIONS, Kind, Part, ask, famous_facts, famous_part, names, one_hop, words
 from tools.demo_policy.demonstrations import (
     FAULTLESS,
     NO_WHIMS,

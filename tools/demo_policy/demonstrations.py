@@ -14,8 +14,7 @@ from random import Random
 
 from reasonrag.core.types import Answer, Completion, Note, Passage, Prompt, Question, Search, Step
 from reasonrag.demo.judge import demo_format
-from reasonrag.demo.lexicon import RELATIONS, Relation
-from reasonrag.demo.world import Hop, Part, larger
+from reasonrag.demo.world import RELATIONS, Hop, Part, Relation, larger
 
 MAX_STEPS = 8
 
