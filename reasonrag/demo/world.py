@@ -60,10 +60,14 @@ _VOCABULARY = json.loads(Path(__file__).with_name("vocabulary.json").read_text("
 _NAMES: dict[Kind, list[str]] = _VOCABULARY["names"]
 _FAMOUS: dict[Kind, str] = _VOCABULARY["famous"]
 KINDS: tuple[Kind, ...] = tuple(_NAMES)
-RELATIONS: tuple[Relation, ...] = tuple(
-    Relation(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
-    for entry in _VOCABULARY["relations"]
-)
+
+
+def _relation(entry: dict[str, Any]) -> Relation:
+    target = entry["target"]
+    return Relation(**entry | {"target": tuple(target) if isinstance(target, list) else target})
+
+
+RELATIONS: tuple[Relation, ...] = tuple(map(_relation, _VOCABULARY["relations"]))
 
 
 def relations_of(kind: Kind) -> tuple[Relation, ...]:
