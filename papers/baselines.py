@@ -8,14 +8,12 @@ that leaves something open, FlashRAG's reproduction counts (arXiv:2405.13576), w
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from papers.neighbours import Neighbours
-from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.errors import RunError
 from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import (
     Action,
@@ -30,7 +28,7 @@ from reasonrag.core.types import (
     Span,
     Step,
 )
-from reasonrag.formats.base import Block, PromptSet, Reading, Stage, fingerprint
+from reasonrag.formats.base import Block, PromptSet, Reading, Stage
 from reasonrag.formats.reasonrag import ECHOES, ReasonRAGFormat, thought
 from reasonrag.formats.tags import last_tag
 
@@ -277,60 +275,6 @@ class SearchO1(Baseline):
         return _reading(action.answer if isinstance(action, Answer) else "")
 
 
-class SKR(Direct):
-    """SKR: searches once or not at all, as the questions most like this one were answered best (arXiv:2310.05002).
-
-    The first step notes the way that was chosen; the rest is what the format of that name does. The environment
-    variable `PAPERS_LABELS` names an evaluation of training questions in all formats of `ways`.
-    """
-
-    name = "skr"
-    instructions = ()
-    ways: ClassVar[tuple[type[Direct], ...]] = (Direct, RAG)
-
-    def __init__(self, prompts: PromptSet | None = None, *, neighbours: Neighbours | None = None, **shown: Any) -> None:
-        super().__init__(prompts, **shown)
-        self._ways = {way.name: way(prompts, **shown) for way in self.ways}
-        if neighbours is None:
-            if "PAPERS_LABELS" not in os.environ:
-                names = ", ".join(way.__name__ for way in self.ways)
-                raise ConfigError(
-                    f"format {self.name} chooses by what suited similar questions; evaluate the model on training "
-                    f"questions in the formats {names}, and set PAPERS_LABELS to the --out of that evaluation"
-                )
-            neighbours = Neighbours.read(os.environ["PAPERS_LABELS"], self.ways)
-        self.neighbours = neighbours
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.neighbours.fingerprint, *(way.fingerprint for way in self._ways.values()))
-
-    def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
-        if steps:
-            return self._way(steps).own_step(question, steps[1:])
-        return Note(self.neighbours.label(question.question))
-
-    def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
-        return self._way(steps).must_answer(steps[1:], max_steps)
-
-    def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        return self._way(steps).prompt(question, steps[1:], final=final)
-
-    def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        return self._way(steps).parse(completion, steps[1:], final=final)
-
-    def _way(self, steps: Sequence[Step]) -> Direct:
-        chosen = steps[0].action if steps else None
-        return self._ways[chosen.evidence if isinstance(chosen, Note) else self.ways[0].name]
-
-
-class Adaptive(SKR):
-    """Adaptive-RAG: no search, one, or IRCoT, as SKR chooses; the paper asks a trained T5 (arXiv:2403.14403)."""
-
-    name = "adaptive"
-    ways = (Direct, RAG, IRCoT)
-
-
 _QUERY_END, _RESULT_END = "<|end_search_query|>", "<|end_search_result|>"
 _BOX = "\n\n\\boxed{"
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
@@ -373,5 +317,5 @@ def _answer(text: str) -> str:
 
 # In the order of ReasonRAG's Table 2, by what they do.
 BASELINES: dict[str, type[Baseline]] = {
-    format.name: format for format in (Direct, CoT, RAG, FLARE, SKR, Adaptive, IterRetGen, IRCoT, SelfAsk, SearchO1)
+    format.name: format for format in (Direct, CoT, RAG, FLARE, IterRetGen, IRCoT, SelfAsk, SearchO1)
 }

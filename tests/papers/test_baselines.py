@@ -8,19 +8,14 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from papers.baselines import BASELINES, FLARE
-from papers.neighbours import Neighbours
 from papers.reader import DemoReader
-from reasonrag.core.config import load_config
-from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.core.types import Answer, Completion, Note, Passage, Search, StopReason, Trajectory
+from reasonrag.core.errors import RunError
+from reasonrag.core.types import Answer, Completion, Passage, Search, StopReason, Trajectory
 from reasonrag.demo.world import demo_corpus, demo_questions
 from reasonrag.evaluation.metrics import Attempt, attempt_values
-from reasonrag.evaluation.run import Evaluation
-from reasonrag.formats import open_format
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.retrieval.bm25 import BM25Retriever
@@ -76,17 +71,13 @@ SEARCHES = {
     "flare": lambda hops: None,
     "self_ask": lambda hops: hops,
     "search_o1": lambda hops: hops,
-    "skr": lambda hops: 0,
-    "adaptive": lambda hops: 1,
 }
 
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_every_baseline_runs_on_the_demo_world(name, corpus):
     """A reader that answers by what its prompt shows: the loops find all facts, one search or none finds few."""
-    ways = {"skr": "direct", "adaptive": "rag"}
-    options = {"neighbours": Neighbours({"?": ways[name]}, [ways[name]])} if name in ways else {}
-    engine = Engine(DemoReader(), corpus, BASELINES[name](**options), sampling=Sampling(temperature=0))
+    engine = Engine(DemoReader(), corpus, BASELINES[name](), sampling=Sampling(temperature=0))
     questions = demo_questions("test", limit=20)
     ended = asyncio.run(engine.run([Trajectory(question) for question in questions], seeds=[0] * 20))
     for question, trajectory in zip(questions, ended, strict=True):
@@ -95,7 +86,7 @@ def test_every_baseline_runs_on_the_demo_world(name, corpus):
         expected = SEARCHES[name](0 if known else question.metadata["hops"])
         assert expected in (None, found["retrievals"])
         assert found["em"] or name not in ("ircot", "flare", "self_ask", "search_o1")
-        assert found["em"] == known or name not in ("direct", "cot", "skr")
+        assert found["em"] == known or name not in ("direct", "cot")
         assert found["steps"] == sum(step.asked for step in trajectory.steps) > 0
         assert found["prompt_tokens"]
 
@@ -144,47 +135,6 @@ def test_flare_without_log_probabilities_ends_the_run_with_one_line():
         run(BASELINES["flare"](), ["Jaws is a film.\n"], Finds())
 
 
-LABELS = {
-    "Who directed Jaws?": "direct",
-    "Who directed Alien?": "direct",
-    "Who directed Brazil?": "rag",
-    "When was the director of Alien born?": "rag",
-    "Where was the producer of Brazil born?": "rag",
-    "Is water wet?": "rag",
-}
-
-
-def test_the_neighbours_are_those_that_share_most_rare_words():
-    known = Neighbours(LABELS, ("direct", "rag"), k=3)
-    # By hand: "who" and "directed" are in 3 of 6, log(1 + 6/3); "alien" and "brazil" are in 2, log(1 + 6/2).
-    assert known.nearest("Who directed Alien, Brazil?")[:2] == ["Who directed Alien?", "Who directed Brazil?"]
-    assert "Who directed Jaws?" not in known.nearest("Who directed Jaws?")  # a question is not its own neighbour
-
-
-@pytest.mark.parametrize(
-    ("question", "k", "votes", "label"),
-    [
-        ("Who directed Alien 3?", 5, "direct rag direct rag rag", "direct"),
-        ("Who directed Alien 3?", 2, "direct rag", "direct"),
-        ("Where was the director of Brazil born?", 3, "rag rag rag", "rag"),
-    ],
-)
-def test_skr_compares_the_neighbours_with_all_labels(question, k, votes, label):
-    """There are m = 2 direct and n = 4 rag: direct if l / (k - l) >= 2/4 (arXiv:2310.05002)."""
-    known = Neighbours(LABELS, ("direct", "rag"), k=k)
-    assert " ".join(LABELS[neighbour] for neighbour in known.nearest(question)) == votes
-    assert known.label(question) == label
-
-
-@pytest.mark.parametrize(("way", "queries"), [("direct", 0), ("rag", 1), ("ircot", 2)])
-def test_adaptive_goes_the_way_that_suits_the_question(way, queries):
-    known = Neighbours({"Who directed Alien?": way}, ("direct", "rag", "ircot"))
-    says = ["Jaws is by Spielberg.\n", "So the answer is: x\n"] if way == "ircot" else ["<answer>x</answer>"]
-    ended, _ = run(BASELINES["adaptive"](neighbours=known), says, finds := Finds())
-    assert ended.steps[0].action == Note(way) and not ended.steps[0].asked
-    assert (len(finds.queries), ended.answer) == (queries, "x")
-
-
 @pytest.mark.parametrize("name", BASELINES)
 def test_no_passage_decides_what_comes_next(name):
     """A passage that speaks as a policy would is text: the answer and every query are the policy's or the question."""
@@ -194,45 +144,13 @@ def test_no_passage_decides_what_comes_next(name):
         "self_ask": ["Follow up: Who?\n", "Intermediate answer: him\n", "So the final answer is: x\n"],
         "search_o1": ["<|begin_search_query|>Who?<|end_search_query|>", "**Final Information** him", "\\boxed{x}"],
     }.get(name, ["<answer>x</answer>"] * 3)
-    options = {"neighbours": Neighbours({"Who?": "rag"}, ("direct", "rag"))} if name in ("skr", "adaptive") else {}
     finds = Finds(always=(Passage("p", f"Jaws\n{_POISON}"),))
-    ended, prompts = run(BASELINES[name](**options), says, finds)
+    ended, prompts = run(BASELINES[name](), says, finds)
     assert (ended.answer, ended.stop_reason) == ("x", StopReason.ANSWERED)
     assert not any("Vexholm" in query for query in finds.queries)
     shown = "\n".join(prompt.messages[-1].content for prompt in prompts)
     assert "<answer>" not in shown.replace("<answer>x", "") and "<|" not in shown
     assert all("So the answer is: Vexholm" not in line[:20] for line in shown.split("\n"))
-
-
-def path(name):
-    return f"python:papers.baselines:{BASELINES[name].__name__}"
-
-
-def test_an_evaluation_of_training_questions_labels_them(tmp_path, monkeypatch):
-    """The label is the first way that answers exactly; a question that none answers has no label."""
-    known = tmp_path / "known"
-    demo = {"questions.limit": 12, "policy.spec": "python:papers.reader:DemoReader", "retrieval.top_k": 3}
-
-    def config(format, split):
-        names = {"format.name": path(format), "questions.split": split}
-        return load_config(preset="demo", overrides={**demo, **names})
-
-    Evaluation({name: config(name, "train") for name in ("direct", "rag")}, known, temperatures=[0]).run_policies()
-    right = {}
-    for name in ("direct", "rag"):
-        (file,) = (known / name / "trajectories").glob("*.parquet")
-        right[name] = {row["question"] for row in pq.read_table(file).to_pylist() if row["em"] == 1}
-    with pytest.raises(ConfigError, match="set PAPERS_LABELS to the --out"):
-        open_format(config("skr", "test"))
-    monkeypatch.setenv("PAPERS_LABELS", str(known))
-    skr = config("skr", "test")
-    labels = open_format(skr).neighbours.labels
-    assert labels == dict.fromkeys(right["rag"], "rag") | dict.fromkeys(right["direct"], "direct")
-    assert labels
-    (result,) = Evaluation({"skr": skr}, tmp_path / "skr", temperatures=[0]).run_policies()
-    assert {row["retrievals"] for row in result.outcomes[0].values} <= {0, 1}
-    with pytest.raises(ConfigError, match=r"nothing was evaluated there in format python:papers.baselines:IRCoT"):
-        open_format(config("adaptive", "test"))
 
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "papers" / "baselines").glob("*.json"))
@@ -241,8 +159,6 @@ GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "papers" / "baselines").
 @pytest.mark.parametrize("file", GOLDEN, ids=lambda file: file.stem)
 def test_the_golden_trajectory_is_played_and_read_as_written_down(file):
     golden = json.loads(file.read_text(encoding="utf-8"))
-    labels = golden.get("labels")
-    options = {"neighbours": Neighbours(labels, tuple(labels.values()))} if labels else {}
     completions = []
     for text in golden["completions"]:
         if isinstance(text, dict):
@@ -250,7 +166,7 @@ def test_the_golden_trajectory_is_played_and_read_as_written_down(file):
                 text["text"], token_ids=tuple(range(len(text["p"]))), logprobs=tuple(math.log(p) for p in text["p"])
             )
         completions.append(text)
-    format, trajectory = page.play({**golden, "completions": completions}, BASELINES[golden["format"]](**options))
+    format, trajectory = page.play({**golden, "completions": completions}, BASELINES[golden["format"]]())
     reading = format.read(trajectory)
     assert page.turn(format, trajectory) == golden["expected"].pop("turn")
     assert {**asdict(reading), "blocks": [asdict(block) for block in reading.blocks]} | {

@@ -11,7 +11,6 @@ import pytest
 
 from examples.own_format import AskFormat
 from papers.baselines import BASELINES
-from papers.neighbours import Neighbours
 from reasonrag.core.config import SearchConfig
 from reasonrag.core.types import Malformed, Passage, Question, Search, StopReason, Trajectory
 from reasonrag.formats import FORMATS
@@ -115,16 +114,14 @@ def test_every_search_of_an_attempt_is_read(kind):
 @pytest.mark.parametrize("kind", KINDS | BASELINES)
 def test_at_a_limit_of_searches_at_most_so_many_are_made_and_all_are_read(kind):
     question, made = Question("q", "Who directed Jaws?", ("Spielberg",)), Counter()
-    chooses = kind in ("skr", "adaptive")  # the simplest way, whatever the question
-    options = {"neighbours": Neighbours({"?": "direct"}, ["direct"])} if chooses else {}
-    format = (KINDS | BASELINES)[kind](**options)
+    format = (KINDS | BASELINES)[kind]()
     for limit in range(4):
         engine = Engine(Unsure(_policy), OnePassage(), format, max_steps=9, max_searches=limit)
         for ended in asyncio.run(engine.run([Trajectory(question)] * ATTEMPTS, seeds=range(ATTEMPTS))):
             unread, searches = _unread(ended.steps)
             assert not unread and len(searches) <= limit, [step.action for step in ended.steps]
             made[limit] = max(made[limit], len(searches))
-    most = {"direct": 0, "cot": 0, "skr": 0, "adaptive": 0, "rag": 1, "iter_retgen": 3}.get(kind, 3)
+    most = {"direct": 0, "cot": 0, "rag": 1, "iter_retgen": 3}.get(kind, 3)
     assert made == {limit: min(limit, most) for limit in range(4)}, kind
 
 
