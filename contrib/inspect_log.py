@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.documents import map_texts, parse_json
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import excerpt, redact_data, valid_unicode
+from reasonrag.core.text import excerpt, map_texts, parse_json, redact_data, valid_unicode
 
 _ATTACHED = "attachment://"
 

@@ -23,9 +23,8 @@ import aiohttp
 import structlog
 from aiohttp import web
 
-from reasonrag.core.documents import parse_json
 from reasonrag.core.http import check_url
-from reasonrag.core.text import redact_data, valid_unicode
+from reasonrag.core.text import parse_json, redact_data, valid_unicode
 from reasonrag.storage.records import CALLS, read_calls
 
 log = structlog.get_logger()

@@ -47,8 +47,7 @@ def settings_page() -> str:
         "unknown name is refused. Settings marked * may differ when work is resumed: they say where things lie, how",
         "fast they go and what they cost. What lies there (questions, corpus, weights) is compared by its checksum.",
         "",
-        "In YAML, `no`, `off` and dates are texts, and aliases and merge keys work. A key that stands twice is refused",
-        "with both lines, and so is a file whose aliases stand for more than 50,000 values.",
+        "In YAML, `no`, `off` and dates are texts. Aliases and tags are refused, and so is a key that stands twice.",
     ]
     shown: set[tuple[str, ...]] = set()
     for title, model, presets in SETTINGS:

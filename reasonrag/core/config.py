@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import reprlib
+import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from reasonrag.core.models import ModelAddress, choices
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.models import DEMO_FORMATS, ModelAddress, choices
 from reasonrag.core.settings import (
     CHAT_TEMPLATE,
     Section,
     Tree,
-    carried_settings,
     constants,
     execution,
     gather,
     merge,
+    read_yaml,
     setting,
+    to_yaml,
     validate,
 )
 
@@ -79,8 +84,7 @@ class RetrievalConfig(Section):
     index: str | None = execution(None, "folder of an index that `index build` made", "--index")
     encoder: str | None = execution(
         None,
-        "sentence-transformers model that encodes passages and queries: a Hub id or a folder. Needed if the model has "
-        "moved since the index was built",
+        "sentence-transformers model that encodes passages and queries: a Hub id or a folder",
         "--encoder",
     )
     reranker: str | None = execution(
@@ -112,9 +116,7 @@ class RetrievalConfig(Section):
         if self.url and self.corpus:
             raise ValueError("both a corpus and a retrieval server are given; the server has its own, leave one out")
         if self.index and (self.url or self.corpus):
-            raise ValueError(
-                "an index and another place to search are given; the index has its own corpus, leave one out"
-            )
+            raise ValueError("an index and another place to search are given; leave one out")
         if self.reranker and not self.index:
             raise ValueError("a reranker reorders what an index finds; give one as --index")
         return self
@@ -132,23 +134,12 @@ class ModelConfig(Section):
 
     former_execution = constants(processed_logprobs=False, max_retries=8, threads=None)
 
-    spec: str | None = execution(
-        None,
-        f"model that acts: {choices('policy')}",
-        "--policy",
-        env="REASONRAG_POLICY",
-    )
+    spec: str | None = execution(None, f"model that acts: {choices('policy')}", "--policy", env="REASONRAG_POLICY")
     model: str | None = execution(
-        None,
-        "model name that the policy's server expects (default: its only model)",
-        "--policy-model",
-        env="REASONRAG_POLICY_MODEL",
+        None, "model name that the policy's server expects (default: its only model)", "--policy-model"
     )
     card: str | None = execution(
-        None,
-        "folder of a policy whose reasonrag.yaml holds the prompt settings used in training (default: the folder that "
-        "is loaded, here or by the server)",
-        "--card",
+        None, "folder whose reasonrag.yaml has the policy's prompt settings (default: the one that is loaded)", "--card"
     )
     api: Literal["chat", "completions"] = setting(
         "chat", "API of the server: chat sends messages, completions sends text or token ids"
@@ -156,9 +147,7 @@ class ModelConfig(Section):
     tokenizer: str | None = setting(None, "tokenizer for api=completions (default: the model's own)")
     chat_template: str | None = execution(None, CHAT_TEMPLATE, "--chat-template")
     vllm: bool = setting(False, "the server is vLLM: request token ids and stop strings (default: detected)")
-    seeded: bool = execution(
-        True, "send seeds to a server; without them it draws its own, and a sample cannot be repeated"
-    )
+    seeded: bool = execution(True, "send seeds to a server; without them a sample cannot be repeated")
     api_key_env: str = execution(
         "OPENAI_API_KEY", "name of the environment variable with the server's API key; never the key itself"
     )
@@ -167,9 +156,7 @@ class ModelConfig(Section):
     temperature: float = setting(1.0, "sampling temperature; 0 is greedy decoding", "--temperature", ge=0, le=5)
     top_p: float = setting(1.0, "nucleus sampling: probability mass that is kept", gt=0, le=1)
     max_tokens: int = setting(512, "maximum tokens of one completion", "--max-tokens", ge=1)
-    think: bool | None = setting(
-        None, "turn thinking on or off in the chat template of a server's model (enable_thinking; default: its own)"
-    )
+    think: bool | None = setting(None, "turn thinking on or off in the chat template of a server's model")
     logprobs: bool = execution(False, "request token log-probabilities from a server")
     timeout_s: float = execution(
         300.0, "timeout in seconds of one request to a server, retries included; waiting does not count", gt=0
@@ -178,24 +165,13 @@ class ModelConfig(Section):
         600.0, "seconds to wait for a server that does not answer, for example while it restarts", ge=0
     )
     concurrency: int | None = execution(
-        None,
-        "maximum requests in flight at one server (default: as many as it answers faster for)",
-        "--concurrency",
-        ge=1,
+        None, "requests in flight at one server (default: as many as it answers faster for)", "--concurrency", ge=1
     )
     batch_size: int = execution(32, "prompts per batch of a model in this process", ge=1)
-    device: str | None = execution(
-        None, "device of hf: models: cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)"
-    )
-    dtype: str | None = setting(
-        None, "dtype of the weights: float32, bfloat16 or float16 (default: the backend's choice)"
-    )
-    input_price: float | None = execution(
-        None, "price of one million prompt tokens of the policy", "--input-price", ge=0
-    )
-    output_price: float | None = execution(
-        None, "price of one million completion tokens of the policy", "--output-price", ge=0
-    )
+    device: str | None = execution(None, "device of hf: models: cpu, cuda, cuda:1, ... (default: a GPU if any)")
+    dtype: str | None = setting(None, "dtype of the weights: float32, bfloat16 or float16 (default: the backend's)")
+    input_price: float | None = execution(None, "price of one million prompt tokens", "--input-price", ge=0)
+    output_price: float | None = execution(None, "price of one million completion tokens", "--output-price", ge=0)
 
     @property
     def address(self) -> ModelAddress:
@@ -227,7 +203,8 @@ class JudgeConfig(Section):
 
     former = constants(api="chat", tokenizer=None, revision=None, trust_remote_code=False, top_p=1.0, dtype=None)
     former_execution = ModelConfig.former_execution | constants(
-        card=None, chat_template=None, seeded=True, logprobs=False, patience_s=600.0, batch_size=32, device=None
+        **{"card": None, "chat_template": None, "seeded": True, "logprobs": False, "patience_s": 600.0},
+        **{"batch_size": 32, "device": None},
     )
 
     spec: str | None = execution(
@@ -242,15 +219,9 @@ class JudgeConfig(Section):
     max_tokens: int = setting(512, "maximum tokens of one reply", ge=1)
     think: bool | None = setting(None, "let the model think before its reply (default: as its chat template does)")
     timeout_s: float = execution(300.0, "timeout in seconds of one request to a server, retries included", gt=0)
-    concurrency: int | None = execution(
-        None, "maximum requests in flight at one server (default: as many as it answers faster for)", ge=1
-    )
-    input_price: float | None = execution(
-        None, "price of one million prompt tokens of the judge", "--judge-input-price", ge=0
-    )
-    output_price: float | None = execution(
-        None, "price of one million completion tokens of the judge", "--judge-output-price", ge=0
-    )
+    concurrency: int | None = execution(None, "requests in flight at one server (default: as for the policy)", ge=1)
+    input_price: float | None = execution(None, "price of one million prompt tokens", "--judge-input-price", ge=0)
+    output_price: float | None = execution(None, "price of one million completion tokens", "--judge-output-price", ge=0)
 
     @property
     def llm(self) -> ModelConfig:
@@ -290,19 +261,11 @@ class SearchConfig(Section):
     )
     iterations: int = setting(64, "MCTS iterations per tree", "--iterations", ge=1)
     lag: int = setting(
-        8,
-        "iterations of a tree in flight while the next one selects; 0 is the search of the paper, one call after "
-        "another",
-        "--lag",
-        ge=0,
+        8, "iterations of a tree in flight while the next one selects; 0 is the search of the paper", "--lag", ge=0
     )
-    max_calls: int | None = setting(
-        None, "maximum policy and judge calls per tree, a second limit, in addition to iterations", "--max-calls", ge=1
-    )
+    max_calls: int | None = setting(None, "maximum policy and judge calls per tree", "--max-calls", ge=1)
     max_children: int = setting(3, "maximum children of a node", "--max-children", ge=1)
-    selection: Literal["puct", "ucb1"] = setting(
-        "puct", "formula that selects a child: PUCT (Eq. 5) or UCB1", "--selection"
-    )
+    selection: Literal["puct", "ucb1"] = setting("puct", "formula that selects a child: Eq. 5 or UCB1", "--selection")
     c_uct: float = setting(1.414, "exploration weight in Eq. 5 and UCB1", ge=0)
     rejudge_terminal: bool = setting(False, "ask the judge again at every visit of an answer")
 
@@ -344,17 +307,10 @@ class PairsConfig(Section):
 
     min_margin: float = execution(0.01, "minimum difference between the two rewards of a pair", "--min-margin", ge=0)
     min_rollouts: int = execution(
-        0,
-        "minimum complete trajectories for each side of a pair of steps; an answer counts with one",
-        "--min-rollouts",
-        ge=0,
+        0, "minimum complete trajectories on each side of a pair; an answer counts with one", "--min-rollouts", ge=0
     )
     min_confidence: float = execution(
-        0.0,
-        "minimum probability that the order of a pair of steps is right, for example 0.8",
-        "--min-confidence",
-        ge=0,
-        le=1,
+        0.0, "minimum probability that the order of two steps is right, such as 0.8", "--min-confidence", ge=0, le=1
     )
     reward: Literal["spre", "judge", "prm"] = execution(
         "spre",
@@ -503,14 +459,136 @@ def load_config(
     Raises:
         ConfigError: a key is unknown (the message has the nearest name), a value out of range, or the file not YAML.
     """
-    asked = gather(PRESETS, preset=preset, file=file, overrides=overrides)
-    questions, policy = asked.get("questions"), asked.get("policy")
+    given = gather(PRESETS, preset=preset, file=file, overrides=overrides)
+    questions, policy = given.get("questions"), given.get("policy")
     if isinstance(questions, dict) and questions.get("dataset") == "demo" and isinstance(policy, dict | None):
         policy = {"spec": "demo"} | (policy or {})  # the one policy that knows the demo world
-        asked["policy"] = policy
+        given["policy"] = policy
     tree: Tree = {}
     if isinstance(policy, dict):  # before it is validated, as these settings are the defaults
         card, spec = policy.get("card"), policy.get("spec")
         tree = carried_settings(ModelAddress("hf", str(card)) if card else ModelAddress.parse(str(spec or "")))
-    merge(tree, asked)
+    merge(tree, given)
     return validate(Config, tree)
+
+
+# --- The card of a policy: `reasonrag.yaml` next to its weights ---
+
+POLICY_CARD = "reasonrag.yaml"
+SHIPPED_PROMPTS = ("default", "brief")
+OWN_PROMPTS = "prompts"  # the folder next to the card with prompts that are not shipped
+_FINGERPRINT = "prompts_fingerprint"
+# What a policy's folder may set. A folder may come from anywhere: it can name neither code nor a path.
+CARRIED = {
+    "format": {"name", "prompts", "max_steps", "tool_parser"},
+    "retrieval": {"top_k", "passage_order", "max_passage_chars"},
+    "policy": {"max_tokens"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCard:
+    """The settings that a policy was trained with, which are the defaults wherever it is used.
+
+    Attributes:
+        text: content of `reasonrag.yaml`.
+        prompts: folder of custom prompts; None if the prompts are shipped ones.
+    """
+
+    text: str
+    prompts: str | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Mapping[str, object]], fingerprint: str | None = None) -> PolicyCard:
+        """Return the card of a resolved configuration, as `Config.model_dump(mode="json")` gives it.
+
+        `fingerprint` is that of the format: the shipped prompts may be others in another version.
+        """
+        carried: Tree = {}
+        for section, names in sorted(CARRIED.items()):
+            carried[section] = {}
+            for name in sorted(names):
+                value = config[section].get(name)
+                # A custom format is code, which a downloaded folder must not name: the user has to ask for it.
+                if value is not None and not str(value).startswith("python:"):
+                    carried[section][name] = value
+        prompts = str(carried["format"]["prompts"])
+        custom = None if prompts in SHIPPED_PROMPTS else prompts
+        if custom:
+            carried["format"]["prompts"] = OWN_PROMPTS
+        if fingerprint:
+            carried[_FINGERPRINT] = fingerprint
+        head = "# How this policy was trained to be asked: the defaults wherever it is used.\n"
+        return cls(head + to_yaml(dict(sorted(carried.items()))), custom)
+
+    @classmethod
+    def read(cls, folder: Path) -> PolicyCard | None:
+        """Return the card of a folder; None if it has none.
+
+        Raises:
+            ConfigError: the card sets something that a policy's folder may not set.
+        """
+        if not carried_settings(ModelAddress("hf", str(folder))):
+            return None
+        custom = folder / OWN_PROMPTS
+        return cls((folder / POLICY_CARD).read_text(encoding="utf-8"), str(custom) if custom.is_dir() else None)
+
+    def write(self, folder: Path) -> None:
+        """Write the card into the folder of a policy, or of the data that one will be trained on."""
+        (folder / POLICY_CARD).write_text(self.text, encoding="utf-8")
+        if self.prompts is None:
+            return
+        for text in Path(self.prompts).glob("*/*.txt"):  # FORMAT/NAME.txt; other texts of the folder stay there
+            target = folder / OWN_PROMPTS / text.relative_to(self.prompts)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(text, target)
+
+
+def copy_card(source: Path, folder: Path) -> bool:
+    """Copy the card and its prompts from one policy's folder to another's; return whether there is one."""
+    card = PolicyCard.read(source)
+    if card is not None:
+        card.write(folder)
+    return card is not None
+
+
+def carried_settings(address: ModelAddress) -> Tree:
+    """Return the settings in `reasonrag.yaml` of a policy's folder; an empty tree without that file.
+
+    Raises:
+        ConfigError: the file sets something that a policy's folder may not set, or no demo policy speaks that format.
+    """
+    folder, tree = address.folder, _card(address)
+    tree.pop(_FINGERPRINT, None)
+    if folder is None or not tree:
+        return {}
+    for section, values in tree.items():
+        for name, value in values.items() if isinstance(values, dict) else [("", values)]:
+            may_set = name in CARRIED.get(section, ()) and isinstance(value, str | int)
+            if not may_set or str(value).startswith("python:"):
+                raise ConfigError(
+                    f"{folder / POLICY_CARD}: {reprlib.repr(f'{section}.{name}')} cannot be set by a policy's folder, "
+                    "or not in this form; remove it, and set it by a flag or in your own configuration"
+                )
+    if address.scheme == "demo" and address.rest in DEMO_FORMATS:  # one policy that speaks several formats
+        merge(tree, {"format": {"name": address.rest}})
+    prompts = tree.get("format", {}).get("prompts")
+    if prompts == OWN_PROMPTS:
+        tree["format"]["prompts"] = str(folder / OWN_PROMPTS)
+    elif prompts not in (None, *SHIPPED_PROMPTS):
+        raise ConfigError(
+            f"{folder / POLICY_CARD}: prompts {reprlib.repr(prompts)} are neither shipped "
+            f"({', '.join(SHIPPED_PROMPTS)}) nor the folder {OWN_PROMPTS!r} next to the file; give them with --prompts"
+        )
+    return tree
+
+
+def carried_fingerprint(address: ModelAddress) -> str | None:
+    """Return the fingerprint of the format that a policy was trained in; None if its folder has none."""
+    fingerprint = _card(address).get(_FINGERPRINT)
+    return None if fingerprint is None else str(fingerprint)
+
+
+def _card(address: ModelAddress) -> Tree:
+    file = None if address.folder is None else address.folder / POLICY_CARD
+    return read_yaml(file) if file is not None and file.is_file() else {}

@@ -9,8 +9,8 @@ import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import named_path
 
 PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
 DEMO_FORMATS = ("search_r1", "hiprag", "search_p1", "when_to_search")

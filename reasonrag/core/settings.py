@@ -1,4 +1,4 @@
-"""Settings as frozen models: defaults, then a policy's folder, a preset, a YAML file, flags and `--set a.b=c`.
+"""Settings as frozen models: defaults, then a policy's folder, a preset, a YAML file, `--set a.b=c` and flags.
 
 A field declared by `execution` cannot change a result (paths, speed, prices): work may be
 resumed with another value. Every other field is part of an identity.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import os
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,25 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
+import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from reasonrag.core.documents import parse_yaml, read_text, to_yaml
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.models import DEMO_FORMATS, ModelAddress
 from reasonrag.core.text import excerpt, find_secrets, one_line, valid_unicode
 
 Tree = dict[str, Any]
-
-POLICY_CARD = "reasonrag.yaml"
-SHIPPED_PROMPTS = ("default", "brief")
-OWN_PROMPTS = "prompts"
-PROMPTS_FINGERPRINT = "prompts_fingerprint"
-# What a policy's folder may set. A folder may come from anywhere: it can name neither code nor a path.
-CARRIED = {
-    "format": {"name", "prompts", "max_steps", "tool_parser"},
-    "retrieval": {"top_k", "passage_order", "max_passage_chars"},
-    "policy": {"max_tokens"},
-}
 
 # The shipped chat templates, with the token that ends a turn in each.
 CHAT_TEMPLATES = {"gemma": "<end_of_turn>", "chatml": "<|im_end|>", "llama3": "<|eot_id|>"}
@@ -44,10 +33,13 @@ CHAT_TEMPLATE = (
     f"{', '.join(CHAT_TEMPLATES)}, or a Jinja file"
 )
 
-COMMIT = "_commit"  # ends what names a commit of the Hub in an identity, where earlier versions have none
+COMMIT = "_commit"  # ends the name of a Hub commit in an identity, which earlier versions did not write
 EXECUTION = "execution"  # marks the fields that `execution` declares
 # A text stands for a tuple of one text.
 _ONE_OR_SEVERAL = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+
+
+# --- Declaring settings ---
 
 
 @dataclass(frozen=True)
@@ -96,8 +88,8 @@ class Section(BaseModel):
     """A frozen group of settings. An unknown key is an error, and so is a secret in any value.
 
     Attributes:
-        former: settings of reasonrag 0.1 that are constants now, with their values. They stay part of an identity, so
-            that a run of 0.1 with these values can be resumed.
+        former: settings of earlier versions that are constants now, with their values. They stay part of an identity,
+            so that earlier work with these values can be resumed.
         former_execution: likewise, of settings that could not change a result.
     """
 
@@ -110,7 +102,18 @@ class Section(BaseModel):
     def _check_before_fields(cls, tree: Any) -> Any:
         # Before the fields are validated, because pydantic's messages quote the value, which may be a secret.
         _refuse_secrets(tree)
-        return _without_former(cls, tree) if isinstance(tree, dict) else tree
+        if not isinstance(tree, dict):
+            return tree
+        former, kept = {**cls.former, **cls.former_execution}, {}
+        for name, value in tree.items():
+            if name not in former:
+                kept[name] = value
+            elif value != former[name]:
+                raise ValueError(
+                    f"{name} was a setting of an earlier version and is always {former[name]!r} now; leave it out, or "
+                    "finish this work with that version"
+                )
+        return kept
 
     @field_validator("*", mode="before")
     @classmethod
@@ -123,6 +126,38 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
+
+# A user name without a password is refused too: some servers take a token as `https://TOKEN@host`.
+_URL_WITH_USER = re.compile(r"https?://[^/]*@", re.IGNORECASE)
+
+
+def _refuse_secrets(value: object, *names: str) -> None:
+    """Raise if a value holds a secret: settings are written to the run's folder and shown on its pages."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _refuse_secrets(str(name), *names, str(name))
+            _refuse_secrets(inner, *names, str(name))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _refuse_secrets(inner, *names)
+    elif isinstance(value, str):
+        problem = ""
+        if names and names[-1].endswith("key_env") and value and not value.isidentifier():
+            problem = "not a valid environment variable name; give the one that holds the key"
+        elif _URL_WITH_USER.search(value):
+            problem = "the URL carries a user name or password; put a key into the variable named by api_key_env"
+        elif secrets := find_secrets(value):
+            problem = (
+                f"this looks like a secret ({secrets[0].kind}), and settings are kept and shown; leave it out and put "
+                "it into an environment variable: HF_TOKEN for the Hub, the one that api_key_env names for a model's "
+                "server, REASONRAG_TOKEN for a retrieval server"
+            )
+        if problem:
+            place = excerpt(valid_unicode(".".join(names)), 200)  # pydantic cannot quote half of a character
+            raise ValueError(f"{place}: {problem}" if place else problem)
+
+
+# --- Reading settings ---
 
 
 def gather(
@@ -157,6 +192,15 @@ def gather(
     return tree
 
 
+def merge(tree: Tree, more: Mapping[str, Any]) -> None:
+    """Merge `more` into a tree in place, section by section; `more` wins."""
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            merge(tree[key], value)
+        else:
+            tree[key] = copy.deepcopy(value)
+
+
 def validate(model: type[S], tree: Mapping[str, Any]) -> S:
     """Return the settings of a tree.
 
@@ -166,7 +210,25 @@ def validate(model: type[S], tree: Mapping[str, Any]) -> S:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(model, error)) from error
+        problem = error.errors()[0]
+    name = ".".join(map(str, problem["loc"]))[:200]
+    if problem["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(name, _names(model), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "docs/settings.md has all"
+        message = f"unknown key {name!r}; {hint}"
+    elif problem["type"] == "value_error":  # ours: these messages do not quote values, which may be secrets
+        message = ": ".join(filter(None, (name, problem["msg"].removeprefix("Value error, "))))
+    else:
+        message = f"{name}: {problem['msg']} (found {reprlib.repr(problem['input'])})"
+    raise ConfigError(one_line(f"configuration: {message}"))
+
+
+def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of the sections and settings of a model."""
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _names(field.annotation, f"{prefix}{name}.")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -184,9 +246,43 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text[:200]!r}: {value[:200]!r} is not a YAML value", quoting=error) from error
 
 
-def identity(settings: Section) -> dict[str, Any]:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the nearest known name, or all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+def named_path(text: str) -> Path:
+    """Return the path that a person or a setting names, with `~` written out.
+
+    Raises:
+        ConfigError: it is too long, holds a null character, names an unknown user, or may not be looked at.
+    """
+    try:
+        path = Path(text).expanduser()
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{excerpt(text, 80)!r} cannot be used as a path", quoting=reason) from error
+    return path
+
+
+# --- Comparing settings ---
+
+
+def identity(settings: Section, prefix: str = "") -> dict[str, Any]:
     """Return the settings that can change a result, flat: `{"search.iterations": 64, ...}`."""
-    return dict(_semantic(settings, ""))
+    names = {f"{prefix}{name}": value for name, value in settings.former.items()}
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if isinstance(value, Section):
+            names |= identity(value, f"{prefix}{name}.")
+        elif EXECUTION not in field.metadata:
+            names[f"{prefix}{name}"] = value
+    return names
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], defaults: Section | None = None) -> str:
@@ -205,9 +301,20 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], defaults: Sec
     return ", ".join(f"{name}: {before.get(name)!r} there, {now.get(name)!r} now" for name in names)
 
 
+# --- YAML ---
+
+MOST_CHARS = 1 << 20  # of a YAML text; PyYAML reads it in seconds
+_LONGEST_NUMBER = 64  # characters; `1:1:1:...` is a number of base 60, which takes quadratic time
+
+
 def dump(settings: Section) -> str:
     """Return the resolved settings as YAML that `gather` can read."""
     return to_yaml(settings.model_dump(mode="json"))
+
+
+def to_yaml(value: Any) -> str:
+    """Return a value as YAML, with keys in their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(file: Path) -> Tree:
@@ -217,7 +324,8 @@ def read_yaml(file: Path) -> Tree:
         ConfigError: the file cannot be read, or holds something else.
     """
     try:
-        tree = parse_yaml(read_text(file))
+        with file.open(encoding="utf-8") as opened:
+            tree = parse_yaml(opened.read(MOST_CHARS + 1))
     except (OSError, ValueError) as error:
         raise ConfigError(f"configuration {file} cannot be read", quoting=error) from error
     if not isinstance(tree, dict | None):
@@ -225,158 +333,57 @@ def read_yaml(file: Path) -> Tree:
     return tree or {}
 
 
-def merge(tree: Tree, more: Mapping[str, Any]) -> None:
-    """Merge `more` into a tree in place, section by section; `more` wins. Raise ConfigError if that loses a section."""
-    for key, value in more.items():
-        if key in tree and isinstance(tree[key], dict) != isinstance(value, Mapping):
-            where = excerpt(str(key), 200)
-            raise ConfigError(f"{where} is given both one value and settings ({where}.NAME); leave one of them out")
-        if isinstance(value, Mapping) and key in tree:
-            merge(tree[key], value)
-        else:
-            tree[key] = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else value
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML text: mappings, lists, texts, numbers, true, false and null.
 
-
-def carried_settings(address: ModelAddress) -> Tree:
-    """Return the settings in `reasonrag.yaml` of a policy's folder; an empty tree without that file.
+    As in YAML 1.2, `no` and `off` are texts; so are dates.
 
     Raises:
-        ConfigError: the file sets something that a policy's folder may not set, or no demo policy speaks that format.
+        ValueError: it is not YAML, too large, or has an alias, a tag, or the same key twice.
     """
-    folder = address.folder
-    if folder is None or not (folder / POLICY_CARD).is_file():
-        return {}
-    file = folder / POLICY_CARD
-    tree = read_yaml(file)
-    tree.pop(PROMPTS_FINGERPRINT, None)
-    for section, values in tree.items():
-        for name, value in values.items() if isinstance(values, dict) else [(None, values)]:
-            known = name in CARRIED.get(section, ()) and isinstance(value, str | int)
-            if not known or str(value).startswith("python:"):
-                what = section if name is None else f"{section}.{name}"
-                raise ConfigError(
-                    f"{file}: {reprlib.repr(what)} cannot be set by a policy's folder, or not in this form; "
-                    "remove it, and set it by a flag or in your own configuration"
-                )
-    if address.scheme == "demo" and address.rest in DEMO_FORMATS:  # one policy that speaks several formats
-        merge(tree, {"format": {"name": address.rest}})
-    prompts = tree.get("format", {}).get("prompts")
-    if prompts == OWN_PROMPTS:
-        tree["format"]["prompts"] = str(folder / OWN_PROMPTS)
-    elif prompts not in (None, *SHIPPED_PROMPTS):
-        raise ConfigError(
-            f"{file}: prompts {reprlib.repr(prompts)} are neither shipped ({', '.join(SHIPPED_PROMPTS)}) "
-            f"nor the folder {OWN_PROMPTS!r} next to the file; give them with --prompts"
-        )
-    return tree
+    if len(text) > MOST_CHARS:
+        raise ValueError(f"it has more than {MOST_CHARS:,} characters")
+    try:
+        return _Loader(text).get_single_data()
+    except Exception as error:  # PyYAML raises nearly everything: KeyError, ValueError, RecursionError, ...
+        message = str(error).replace('in "<unicode string>", line', "in line")  # the caller names the file
+        raise ValueError(one_line(message) or type(error).__name__) from error
 
 
-def carried_fingerprint(address: ModelAddress) -> str | None:
-    """Return the fingerprint of the format that a policy was trained in; None if its folder has none."""
-    folder = address.folder
-    if folder is None or not (folder / POLICY_CARD).is_file():
-        return None
-    fingerprint = read_yaml(folder / POLICY_CARD).get(PROMPTS_FINGERPRINT)
-    return None if fingerprint is None else str(fingerprint)
+class _Loader(yaml.SafeLoader):
+    """Refuses a text while it is composed, before values are made: a refusal costs little."""
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):  # a few of them can stand for billions of values
+            raise yaml.YAMLError("an alias (*NAME) is not supported; write the value out")
+        if getattr(event, "tag", None):  # it would ask for another type
+            raise yaml.YAMLError(f"the tag {event.tag[:80]!r} is not supported; leave it out")
+        node = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")):
+            if len(node.value) > _LONGEST_NUMBER:
+                raise yaml.YAMLError(f"a number of {len(node.value):,} characters")
+        elif isinstance(node, yaml.MappingNode):
+            # Libraries disagree on which of two equal keys counts, and a setting would be lost silently.
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                line, name = key.start_mark.line + 1, str(key.value)
+                if name in lines:
+                    raise yaml.YAMLError(
+                        f"the key {name[:80]!r} stands in it twice, in line {lines[name]} and in line {line}"
+                    )
+                lines[name] = line
+        return node
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest known name, or all of them."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
-# A user name without a password is refused too: some servers take a token as `https://TOKEN@host`.
-_URL_WITH_USER = re.compile(r"https?://[^/]*@", re.IGNORECASE)
-
-
-def _refuse_secrets(value: object, *where: str) -> None:
-    """Raise if a value holds a secret: settings are written to the run's folder and shown on its pages."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            _refuse_secrets(str(name), *where, str(name))
-            _refuse_secrets(inner, *where, str(name))
-    elif isinstance(value, list | tuple | set | frozenset):
-        for inner in value:
-            _refuse_secrets(inner, *where)
-    elif isinstance(value, str):
-        if where and where[-1].endswith("key_env") and value and not value.isidentifier():
-            raise ValueError(f"{_place(where)}not a valid environment variable name; give the one that holds the key")
-        if _URL_WITH_USER.search(value):
-            raise ValueError(
-                f"{_place(where)}the URL carries a user name or password; put a key into the variable named by "
-                "api_key_env, and a password into a proxy of yours"
-            )
-        if found := find_secrets(value):
-            raise ValueError(
-                f"{_place(where)}this looks like a secret ({found[0].kind}), and settings are kept and shown; leave it "
-                "out and put it into an environment variable: HF_TOKEN for the Hub, the one that api_key_env names for "
-                "a model's server, REASONRAG_TOKEN for a retrieval server"
-            )
-
-
-def _place(where: tuple[str, ...]) -> str:
-    said = excerpt(valid_unicode(".".join(where)), 200)  # pydantic cannot quote half of a character
-    return f"{said}: " if where else ""
-
-
-def _without_former(section: type[Section], tree: Tree) -> Tree:
-    """Return the settings without former ones; raise ValueError if the value of a former one is not its constant."""
-    constants = {**section.former, **section.former_execution}
-    kept = {}
-    for name, value in tree.items():
-        if name not in constants:
-            kept[name] = value
-        elif not _is_constant(value, constants[name]):
-            moved = f"; trainer.{name} sets it" if "trainer" in section.model_fields else ""
-            raise ValueError(
-                f"{name} was a setting of reasonrag 0.1 and is always {constants[name]!r} now{moved}; leave it out, or "
-                "finish this work with reasonrag 0.1"
-            )
-    return kept
-
-
-def _is_constant(value: Any, constant: Any) -> bool:
-    if isinstance(constant, dict) and isinstance(value, dict):
-        return all(name in constant and _is_constant(inner, constant[name]) for name, inner in value.items())
-    return bool(value == constant)
-
-
-def _semantic(section: Section, prefix: str) -> Iterable[tuple[str, Any]]:
-    for name, value in section.former.items():
-        yield f"{prefix}{name}", value
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            yield from _semantic(value, f"{prefix}{name}.")
-        elif EXECUTION not in field.metadata:
-            yield f"{prefix}{name}", value
-
-
-def _explain(model: type[Section], error: ValidationError) -> str:
-    """Describe the first problems in one line: the key, its value, the allowed values."""
-    lines = []
-    for problem in error.errors()[:3]:
-        where = ".".join(map(str, problem["loc"]))[:200]
-        if problem["type"] == "extra_forbidden":
-            (*at, key), sections = map(str, problem["loc"]), dict(_sections(model))
-            elsewhere = [repr(f"{place}{key}") for place, section in sections.items() if key in section.model_fields]
-            parent = sections.get("".join(f"{name}." for name in at), model)
-            hint = f"; did you mean {' or '.join(elsewhere[:3])}?" if elsewhere else nearest(key, parent.model_fields)
-            lines.append(f"unknown key {where!r}{hint}")
-        elif (
-            problem["type"] == "value_error"
-        ):  # from our validators: their messages do not quote values, which may be secrets
-            lines.append(": ".join(filter(None, (where, problem["msg"].removeprefix("Value error, ")))))
-        else:
-            lines.append(f"{where}: {problem['msg']} (found {reprlib.repr(problem['input'])})")
-    return one_line("configuration: " + "; ".join(lines))
-
-
-def _sections(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield a model and the sections in it, however deep, each with what stands before the names of its settings."""
-    yield at, model
-    for name, field in model.model_fields.items():
-        if isinstance(inner := field.annotation, type) and issubclass(inner, BaseModel):
-            yield from _sections(inner, f"{at}{name}.")
+# Without YAML 1.1's `yes`, `no`, `on`, `off`, dates and merge keys, which stay texts.
+_Loader.yaml_implicit_resolvers = {}
+for _first, _resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
+    for _tag, _pattern in _resolvers:
+        if _tag.endswith((":null", ":int", ":float")) or (_tag.endswith(":bool") and _first in "tTfF"):
+            _Loader.yaml_implicit_resolvers.setdefault(_first, []).append((_tag, _pattern))

@@ -15,6 +15,7 @@ secret; a user name in a URL; cookies.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import string
@@ -483,3 +484,46 @@ def _harmless(value: str) -> bool:
     # A secret key of AWS may begin with a slash, too.
     is_aws_key = re.fullmatch(r"[A-Za-z0-9/+]{40}", value) and _random(value)
     return value.startswith(("/", "~/", "./", "../")) and not is_aws_key
+
+
+# --- JSON ---
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    >>> parse_json('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    ValueError: the key 'a' stands in it twice
+
+    Raises:
+        ValueError: it is not JSON, nested too deeply, or an object has the same key twice.
+    """
+    try:
+        return _JSON.decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text)))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON (an `object_pairs_hook`); raise ValueError if a key stands in it twice.
+
+    Readers disagree on which of two equal keys counts: Python takes the last one, Arrow and the Hub refuse the text.
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {name[:80]!r} stands in it twice")
+    return values
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=unique)
+
+
+def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
+    """Return a JSON value with every text in it changed; names of fields stay as they are."""
+    if isinstance(value, Mapping):
+        return {name: map_texts(inner, change) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_texts(inner, change) for inner in value]
+    return change(value) if isinstance(value, str) else value

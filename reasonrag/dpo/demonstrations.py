@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from reasonrag.core.config import Config, load_config
-from reasonrag.core.documents import named_path
+from reasonrag.core.config import Config, PolicyCard, load_config
 from reasonrag.core.errors import DataError
-from reasonrag.core.policy_card import PolicyCard
+from reasonrag.core.settings import named_path
 from reasonrag.core.text import common_text
 from reasonrag.core.types import (
     Action,

@@ -17,11 +17,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.core.config import Config, load_config
-from reasonrag.core.documents import named_path
+from reasonrag.core.config import POLICY_CARD, Config, PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.policy_card import PolicyCard
-from reasonrag.core.settings import POLICY_CARD
+from reasonrag.core.settings import named_path
 from reasonrag.core.text import common_length, common_text, normalize_answer, quoted, valid_unicode
 from reasonrag.core.types import Message, Prompt, Span, as_finite
 from reasonrag.storage.files import short_hash

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.config import PolicyCard
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import nearest
 from reasonrag.dpo.preferences import CheckedRow, PairRules, Preferences, read_preferences
 from reasonrag.dpo.token_rows import Encoded, Pair, encode, fit

@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core import event_loop
-from reasonrag.core.config import Config, JudgeConfig, ValueConfig
+from reasonrag.core.config import Config, JudgeConfig, ValueConfig, carried_settings
 from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
-from reasonrag.core.settings import carried_settings
 from reasonrag.core.slots import SlotCounts
 from reasonrag.core.text import Rules, normalize_answer
 from reasonrag.core.types import Question, Trajectory

@@ -8,12 +8,11 @@ from typing import Any
 
 import structlog
 
-from reasonrag.core.config import Config
-from reasonrag.core.documents import named_path
+from reasonrag.core.config import Config, carried_fingerprint
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.plugins import make_plugin
-from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, carried_fingerprint
+from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, named_path
 from reasonrag.core.types import Question
 from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
 from reasonrag.formats.hiprag import HiPRAGFormat

@@ -9,8 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
-from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import named_path
 from reasonrag.core.text import quotable
 from reasonrag.core.types import Action, Answer, Passage, Prompt, Question, Step, Trajectory
 

@@ -17,11 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.documents import map_texts, named_path
 from reasonrag.core.errors import ConfigError, ReasonRAGError, is_out_of_memory
 from reasonrag.core.plugins import trusted
-from reasonrag.core.settings import CHAT_TEMPLATES
-from reasonrag.core.text import OPENINGS, excerpt, inert, one_line, valid_unicode
+from reasonrag.core.settings import CHAT_TEMPLATES, named_path
+from reasonrag.core.text import OPENINGS, excerpt, inert, map_texts, one_line, valid_unicode
 from reasonrag.core.types import Message, Prompt, Span
 
 _SHIPPED = Path(__file__).parent / "templates"

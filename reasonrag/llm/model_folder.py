@@ -7,9 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.documents import named_path, parse_json
+from reasonrag.core.config import POLICY_CARD
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.settings import POLICY_CARD
+from reasonrag.core.settings import named_path
+from reasonrag.core.text import parse_json
 
 # Files that a loader reads. Reports, curves and checkpoints of a training run change no reply, and may come later.
 _READ = (

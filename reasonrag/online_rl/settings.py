@@ -22,19 +22,10 @@ from reasonrag.core.config import (
     RunConfig,
     StallConfig,
     ValueConfig,
+    carried_settings,
 )
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.settings import (
-    Section,
-    Tree,
-    carried_settings,
-    constants,
-    execution,
-    gather,
-    merge,
-    setting,
-    validate,
-)
+from reasonrag.core.settings import Section, Tree, constants, execution, gather, merge, setting, validate
 from reasonrag.rewards.settings import RewardSettings
 from reasonrag.training.settings import TrainSettings
 

@@ -7,10 +7,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reasonrag.core.config import Config, JudgeConfig
-from reasonrag.core.documents import named_path
+from reasonrag.core.config import Config, JudgeConfig, PolicyCard
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.policy_card import PolicyCard
+from reasonrag.core.settings import named_path
 from reasonrag.core.types import Question
 from reasonrag.formats import Format, PromptSet, open_format
 from reasonrag.formats.base import fingerprint

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import structlog
 
 from reasonrag.core import event_loop
-from reasonrag.core.config import Config, ModelConfig
+from reasonrag.core.config import Config, ModelConfig, carried_settings
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.http import Retries, Unavailable
 from reasonrag.core.models import PAPER_POLICY, ModelAddress, choices
-from reasonrag.core.settings import COMMIT, Tree, carried_settings, merge, validate
+from reasonrag.core.settings import COMMIT, Tree, merge, validate
 from reasonrag.core.types import Question
 from reasonrag.formats import open_format
 from reasonrag.llm.base import LLM

@@ -10,10 +10,10 @@ from typing import Any
 import structlog
 
 from reasonrag.core.config import Config, JudgeConfig, ModelConfig, QuestionsConfig
-from reasonrag.core.documents import named_path
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.plugins import make_plugin
+from reasonrag.core.settings import named_path
 from reasonrag.core.types import Passage, Question
 from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
 from reasonrag.llm.base import LLM, Sampling, StepScorer

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError, DataError, LLMError
 from reasonrag.core.event_loop import Worker
 from reasonrag.core.plugins import make_plugin
+from reasonrag.core.settings import named_path
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.dpo.preferences import CheckedRow, StepSides, StepText
 from reasonrag.dpo.token_rows import encode

@@ -19,9 +19,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import TrainingArguments
 
 from reasonrag.core.bootstrap import Measure, Ratio, intervals
-from reasonrag.core.documents import named_path
+from reasonrag.core.config import PolicyCard
 from reasonrag.core.errors import DataError
-from reasonrag.core.policy_card import PolicyCard
+from reasonrag.core.settings import named_path
 from reasonrag.dpo.demonstrations import read_prompt
 from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_questions
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText, Target

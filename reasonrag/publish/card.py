@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
-from reasonrag.core.documents import parse_yaml, to_yaml
 from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.settings import parse_yaml, to_yaml
 from reasonrag.core.table import inert_markdown
 from reasonrag.core.text import excerpt, printable, quoted
 from reasonrag.storage.files import write_json

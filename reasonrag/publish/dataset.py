@@ -16,12 +16,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.core.config import Config
-from reasonrag.core.documents import to_yaml
+from reasonrag.core.config import POLICY_CARD, Config, PolicyCard
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.models import BACKENDS
-from reasonrag.core.policy_card import PolicyCard
-from reasonrag.core.settings import POLICY_CARD
+from reasonrag.core.settings import to_yaml
 from reasonrag.core.text import one_line, printable
 from reasonrag.dpo.preferences import Contradictions
 from reasonrag.formats import open_format

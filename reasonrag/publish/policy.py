@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from reasonrag.core.documents import parse_json
+from reasonrag.core.config import POLICY_CARD
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.settings import POLICY_CARD
 from reasonrag.core.table import inert_markdown
-from reasonrag.core.text import one_line, printable, quoted
+from reasonrag.core.text import one_line, parse_json, printable, quoted
 from reasonrag.dpo.preferences import HUB_NAME
 from reasonrag.evaluation.metrics import METRICS
 from reasonrag.evaluation.tables import differences_table, results_table

@@ -10,8 +10,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from reasonrag.core.documents import named_path
 from reasonrag.core.errors import DataError
+from reasonrag.core.settings import named_path
 from reasonrag.core.text import one_line, quoted, valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.storage.files import size_and_digest

@@ -14,10 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.event_loop import Worker
 from reasonrag.core.plugins import trusted
+from reasonrag.core.settings import named_path
 from reasonrag.core.text import normalize_answer
 from reasonrag.retrieval.index.settings import EncoderConfig
 from reasonrag.storage.files import read_json, size_and_digest

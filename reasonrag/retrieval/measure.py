@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from reasonrag.core import event_loop
 from reasonrag.core.config import RetrievalConfig
-from reasonrag.core.documents import named_path
 from reasonrag.core.errors import DataError
+from reasonrag.core.settings import named_path
 from reasonrag.core.types import Question
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.index.folder import BuildProgress, IndexFolder

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from reasonrag.core.config import RetrievalConfig
-from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import named_path
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
 

@@ -19,9 +19,8 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
 
-from reasonrag.core.documents import unique
 from reasonrag.core.errors import JudgeError, LLMError
-from reasonrag.core.text import one_line, quotable
+from reasonrag.core.text import one_line, quotable, unique
 from reasonrag.core.types import Message, Prompt, Question, Trajectory
 from reasonrag.formats.base import PromptSet, fingerprint
 from reasonrag.formats.tags import last_tag, tags

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from reasonrag.core.documents import parse_json
 from reasonrag.core.errors import RunError
+from reasonrag.core.text import parse_json
 
 if TYPE_CHECKING:
     from reasonrag.core.plots import BarChart, Panel

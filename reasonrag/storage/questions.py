@@ -16,9 +16,9 @@ from typing import Any
 
 import structlog
 
-from reasonrag.core.documents import named_path, parse_json
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import common_text, one_line, quoted, redact_data, valid_unicode
+from reasonrag.core.settings import named_path
+from reasonrag.core.text import common_text, one_line, parse_json, quoted, redact_data, valid_unicode
 from reasonrag.core.types import Passage, Question, as_finite
 from reasonrag.storage.parquet import read_batches, read_shards
 from reasonrag.storage.records import SUFFIXES, Row, RowProblems, read_rows, text_id

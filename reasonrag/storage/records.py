@@ -10,9 +10,8 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from reasonrag.core.documents import parse_json
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import excerpt, quoted, valid_unicode
+from reasonrag.core.text import excerpt, parse_json, quoted, valid_unicode
 
 CALLS = "calls.jsonl"  # of a recording
 NO_OBJECT = "not a JSON object with each key once"

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.documents import map_texts
 from reasonrag.core.errors import RunError
 from reasonrag.core.settings import Section, identity
+from reasonrag.core.text import map_texts
 from reasonrag.llm.model_folder import model_files
 from reasonrag.storage.files import read_json, require_json, short_hash, write_json
 from reasonrag.storage.folder import Folder, checksums, damage, describe, read_config, write_config

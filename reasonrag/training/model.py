@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.config import ModelConfig
+from reasonrag.core.config import ModelConfig, copy_card
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.policy_card import copy_card
 from reasonrag.llm.chat_template import (
     ChatTemplate,
     check_chat_template,

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from reasonrag.core.config import PolicyCard, copy_card
 from reasonrag.core.errors import ConfigError, InputError, Interrupted
 from reasonrag.core.plots import Line, Panel
-from reasonrag.core.policy_card import PolicyCard, copy_card
 from reasonrag.core.settings import COMMIT, nearest
 from reasonrag.core.text import quoted
 from reasonrag.llm.chat_template import ChatTemplate

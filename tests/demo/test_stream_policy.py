@@ -5,10 +5,9 @@ import random
 
 import pytest
 
-from reasonrag.core.config import ModelConfig, load_config
+from reasonrag.core.config import ModelConfig, carried_settings, load_config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress, demo_folder
-from reasonrag.core.settings import carried_settings
 from reasonrag.demo.world import demo_questions, famous_facts, famous_part
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM

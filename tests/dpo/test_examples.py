@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.core.config import load_config
+from reasonrag.core.config import PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, DataError, RunError
-from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import dump
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.pipeline.tables import export_pairs

@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "questions that are not there": (("--dataset", "none.jsonl", *EXTRACTIVE), "none.jsonl"),
     "a corpus that is not there": (("--corpus", "none.jsonl", *EXTRACTIVE), "none.jsonl"),
     "--set without '='": (("--set", "search.iterations", *EXTRACTIVE), "--set 'search.iterations'"),
-    "--set with an unknown key": (("--set", "search.iteration=3", *EXTRACTIVE), "did you mean 'iterations'?"),
+    "--set with an unknown key": (("--set", "search.iteration=3", *EXTRACTIVE), "did you mean 'search.iterations'?"),
     "a value out of range": (("--iterations", "0", *EXTRACTIVE), "search.iterations"),
     "a word for a number": (("--iterations", "many", *EXTRACTIVE), "'many'"),
     "an unknown flag": (("--iteration", "3", *EXTRACTIVE), "--iterations"),

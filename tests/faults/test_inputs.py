@@ -23,10 +23,9 @@ from hypothesis import strategies as st
 
 from contrib.inspect_log import convert
 from reasonrag.core.config import Config, load_config
-from reasonrag.core.documents import named_path, parse_json
 from reasonrag.core.errors import ConfigError, DataError, ReasonRAGError, RunError
-from reasonrag.core.settings import parse_assignment
-from reasonrag.core.text import redact
+from reasonrag.core.settings import named_path, parse_assignment
+from reasonrag.core.text import parse_json, redact
 from reasonrag.dpo.preferences import Unusable, known_columns, read_row
 from reasonrag.evaluation.sweep import check_names
 from reasonrag.formats import open_format

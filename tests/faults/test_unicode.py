@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from reasonrag.core.documents import parse_json
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import valid_unicode
+from reasonrag.core.text import parse_json, valid_unicode
 from reasonrag.dpo.preferences import read_preferences
 from reasonrag.publish.verify import verify
 from reasonrag.retrieval.corpus import open_corpus

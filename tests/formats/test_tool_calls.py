@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.core.config import load_config
+from reasonrag.core.config import PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import (
     Answer,
     Completion,

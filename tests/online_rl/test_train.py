@@ -10,10 +10,9 @@ from collections import Counter
 
 import pytest
 
-from reasonrag.core.config import ModelConfig
+from reasonrag.core.config import ModelConfig, carried_settings
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.models import ModelAddress, demo_folder
-from reasonrag.core.settings import carried_settings
 from reasonrag.online_rl import task as tasks
 from reasonrag.online_rl.monitoring import Guards
 from reasonrag.online_rl.reference_plans import load_plans

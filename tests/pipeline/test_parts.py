@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from reasonrag.core.config import Config, ModelConfig, load_config
+from reasonrag.core.config import Config, ModelConfig, PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, RetrievalError
-from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS, ReasonRAGFormat, open_format
 from reasonrag.llm.scripted import ScriptedLLM

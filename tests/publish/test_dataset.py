@@ -14,9 +14,8 @@ from datasets import load_dataset
 from huggingface_hub import DatasetCard
 from markdown_it import MarkdownIt
 
-from reasonrag.core.config import load_config
+from reasonrag.core.config import PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, DataError, InputError, RunError
-from reasonrag.core.policy_card import PolicyCard
 from reasonrag.dpo.preferences import read_preferences
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.publish.publish import PublishOptions, stage, staging_folder

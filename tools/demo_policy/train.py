@@ -19,8 +19,8 @@ from platform import python_version
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from reasonrag.core.config import copy_card
 from reasonrag.core.models import demo_folder
-from reasonrag.core.policy_card import copy_card
 from reasonrag.demo.world import demo_questions
 from reasonrag.llm.local import TransformersLLM
 from tools.demo_policy.curriculum import Curriculum, Row, StreamCurriculum, stream_vocabulary_texts, vocabulary_texts

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.settings import named_path
 from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.encoders import TextEncoder
 from reasonrag.retrieval.index.folder import BuildProgress, IndexFolder, Manifest, Part
