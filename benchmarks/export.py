@@ -30,8 +30,8 @@ from reasonrag.pipeline.parts import Parts
 from reasonrag.pipeline.tables import export_pairs, tree_rows
 from reasonrag.report import write_report
 from reasonrag.report.stats import stats
+from reasonrag.storage.folder import RunFolder, read_run
 from reasonrag.storage.parquet import Row, pack
-from reasonrag.storage.runs import RunFolder, read_run
 from reasonrag.storage.tables import tree_schema
 
 NODES = range(45, 76)  # of a model tree

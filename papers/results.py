@@ -14,7 +14,7 @@ from papers.plan import Plan
 from reasonrag.core.bootstrap import add_adjusted
 from reasonrag.demo.world import demo_questions, make_world
 from reasonrag.storage.files import require_json
-from reasonrag.storage.runs import versions
+from reasonrag.storage.folder import versions
 
 Evaluated = Mapping[str, Mapping[str, Seeds]]  # rows by decoding and variant
 

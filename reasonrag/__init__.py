@@ -27,7 +27,6 @@ __version__ = "0.1.0"
 # The names of the surface by the module that defines them; `__getattr__` imports one from there when it is first used.
 _SURFACE = {
     "pipeline.build": "build_trees",
-    "storage.shards": "Shard",
     "pipeline.parts": "open_parts open_retriever",
     "dpo.pairs": "derive_pairs",
     "evaluation.run": "Evaluation",
@@ -41,7 +40,7 @@ _SURFACE = {
     "rewards.base": "Reward Score",
     "retrieval.base": "Retriever",
     "llm.base": "LLM Sampling",
-    "core.types": "Question Passage Message Prompt Completion Step Trajectory Search Note Answer Malformed Span",
+    "core.types": "Question Passage Message Prompt Completion Step Trajectory Search Note Answer Malformed Span Shard",
     "core.text": "exact_match token_f1 cover_match",
     "core.errors": "ReasonRAGError ConfigError LLMError RetrievalError",
 }
@@ -68,6 +67,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr_
     from reasonrag.core.types import Prompt as Prompt
     from reasonrag.core.types import Question as Question
     from reasonrag.core.types import Search as Search
+    from reasonrag.core.types import Shard as Shard
     from reasonrag.core.types import Span as Span
     from reasonrag.core.types import Step as Step
     from reasonrag.core.types import Trajectory as Trajectory
@@ -91,7 +91,6 @@ if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr_
     from reasonrag.rewards.base import Reward as Reward
     from reasonrag.rewards.base import Score as Score
     from reasonrag.rollout import Engine as Engine
-    from reasonrag.storage.shards import Shard as Shard
 
 
 def __getattr__(name: str) -> Any:

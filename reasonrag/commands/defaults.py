@@ -17,7 +17,7 @@ from reasonrag.core.models import PAPER_POLICY, ModelAddress
 from reasonrag.core.settings import Tree, read_yaml
 from reasonrag.core.text import duration
 from reasonrag.storage.files import RUNS, read_json
-from reasonrag.storage.runs import read_run
+from reasonrag.storage.folder import read_run
 from reasonrag.training.folder import SUMMARY
 from reasonrag.training.model import acting_policy, uses_gpu
 from reasonrag.training.settings import PairSettings, TrainSettings

@@ -26,7 +26,7 @@ from reasonrag.commands.options import (
 )
 from reasonrag.core.errors import ConfigError, Interrupted
 from reasonrag.core.text import Rules, printable
-from reasonrag.storage.shards import WHOLE, Shard
+from reasonrag.core.types import WHOLE, Shard
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config

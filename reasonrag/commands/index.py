@@ -28,7 +28,7 @@ from reasonrag.commands.options import (
 )
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import printable
-from reasonrag.storage.shards import Shard
+from reasonrag.core.types import Shard
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from reasonrag.storage.shards import WHOLE, Shard
+from reasonrag.core.types import WHOLE, Shard
 
 F = TypeVar("F", bound=Callable[..., Any])
 TABLE = Path(__file__).with_name("options.json")

@@ -23,7 +23,7 @@ from reasonrag.commands.options import (
 )
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.text import printable
-from reasonrag.storage.shards import WHOLE, Shard
+from reasonrag.core.types import WHOLE, Shard
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,7 +107,7 @@ def _build(config: Config, out: Path | None, shard: Shard, stop: Stop) -> int:
     """Build the trees, export them, and print where they are; return the exit code."""
     from reasonrag.pipeline.build import build_trees
     from reasonrag.pipeline.parts import open_parts
-    from reasonrag.storage.runs import RunFolder
+    from reasonrag.storage.folder import RunFolder
 
     parts = open_parts(config)
     if out is None:
@@ -139,7 +139,7 @@ def _preview(config: Config, out: Path | None, stop: Stop) -> None:
     from reasonrag.core import event_loop
     from reasonrag.pipeline.build import Build
     from reasonrag.pipeline.parts import open_parts
-    from reasonrag.storage.runs import RunFolder
+    from reasonrag.storage.folder import RunFolder
 
     parts = open_parts(config)
     with tempfile.TemporaryDirectory() as nowhere, RunFolder.open(out or Path(nowhere), config, parts.content) as run:
@@ -190,8 +190,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     from reasonrag.core.settings import dump
     from reasonrag.pipeline.tables import export_pairs
     from reasonrag.storage.files import write_json, write_text
-    from reasonrag.storage.folder import Folder
-    from reasonrag.storage.runs import RunFolder, read_run
+    from reasonrag.storage.folder import Folder, RunFolder, read_run
 
     compared: dict[str, Any] = {"pairs.alpha": None, "pairs.level": "step", "pairs.reward": "spre"}
     config, summary = read_run(run, compared | given_settings(given))

@@ -9,7 +9,10 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Real
+from pathlib import Path
 from typing import Any, Literal
+
+from reasonrag.core.errors import ConfigError
 
 Role = Literal["system", "tools", "user", "assistant", "call", "tool"]
 
@@ -217,3 +220,33 @@ class Trajectory:
     def extend(self, step: Step, stop_reason: StopReason | None = None) -> Trajectory:
         """Return a new trajectory with one more step."""
         return Trajectory(self.question, (*self.steps, step), stop_reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of `of` parts of a run, counted from 0. A run that is not cut is the shard 0/1.
+
+    >>> Shard.parse("2/8")
+    Shard(number=2, of=8)
+    """
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Return the shard that `--shard I/S` names; raise ConfigError if it is not of that form with 0 <= I < S."""
+        number, slash, of = text.partition("/")
+        if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+            raise ConfigError(f"--shard {text!r} is not I/S; the 8 shards of a run are 0/8, 1/8, ..., 7/8")
+        return cls(int(number), int(of))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def folder(self, run: Path) -> Path:
+        """Return where this shard of a run is built."""
+        return run if self.of == 1 else run / "shards" / f"{self.number}-of-{self.of}"
+
+
+WHOLE = Shard(0, 1)

@@ -33,8 +33,8 @@ from reasonrag.dpo.pairs import in_test_split, open_turn, path_from_root
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText
 from reasonrag.formats import Format, open_format
 from reasonrag.spre import content_of, step_end
+from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_shards
-from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import trajectory_schema, tree_schema
 from reasonrag.training.settings import SFTSettings
 

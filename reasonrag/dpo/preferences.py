@@ -23,9 +23,9 @@ from reasonrag.core.settings import named_path
 from reasonrag.core.text import common_length, common_text, normalize_answer, quoted, valid_unicode
 from reasonrag.core.types import Message, Prompt, Span, as_finite
 from reasonrag.storage.files import short_hash
+from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import column_names, read_batches
 from reasonrag.storage.records import RowProblems, read_rows, text_id
-from reasonrag.storage.runs import read_run
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

@@ -31,7 +31,7 @@ from reasonrag.core.config import Config, JudgeConfig, ValueConfig, carried_sett
 from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
 from reasonrag.core.slots import SlotCounts
 from reasonrag.core.text import Rules, normalize_answer
-from reasonrag.core.types import Question, Trajectory
+from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
 from reasonrag.evaluation.judged import NOT_JUDGED, Examiner, Judging
 from reasonrag.evaluation.metrics import Attempt, attempt_values, trajectory_row
 from reasonrag.evaluation.report import write_results
@@ -55,11 +55,9 @@ from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
-from reasonrag.storage.folder import Folder
+from reasonrag.storage.folder import Folder, RunFolder
 from reasonrag.storage.parquet import Row, ShardWriter
-from reasonrag.storage.questions import questions_fingerprint
-from reasonrag.storage.runs import RunFolder
-from reasonrag.storage.shards import WHOLE, Shard, cut
+from reasonrag.storage.questions import cut, questions_fingerprint
 from reasonrag.storage.tables import trajectory_schema
 
 _SHARD_ROWS = 2_000

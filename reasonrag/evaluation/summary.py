@@ -18,8 +18,8 @@ from reasonrag.core.types import Question
 from reasonrag.evaluation.judged import COUNTED_AS, Verdicts
 from reasonrag.evaluation.metrics import METRICS, Metric, Value, hops, kind
 from reasonrag.evaluation.sweep import Setting
+from reasonrag.storage.folder import versions
 from reasonrag.storage.questions import splits_of_names
-from reasonrag.storage.runs import versions
 
 Metrics = dict[str, Any]
 

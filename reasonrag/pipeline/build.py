@@ -14,7 +14,7 @@ from reasonrag.core import event_loop
 from reasonrag.core.config import Config
 from reasonrag.core.errors import InputError
 from reasonrag.core.text import duration, pace
-from reasonrag.core.types import Question
+from reasonrag.core.types import WHOLE, Question, Shard
 from reasonrag.formats import open_format
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.journaled import JournaledLLM
@@ -27,10 +27,10 @@ from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.rollout import callable_in_notebooks
 from reasonrag.spre import JudgeEvaluator, PRMEvaluator, RolloutEvaluator
 from reasonrag.storage.files import RUNS, write_json
+from reasonrag.storage.folder import RunFolder, read_run, versions
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import pack
-from reasonrag.storage.runs import RunFolder, read_run, versions
-from reasonrag.storage.shards import WHOLE, Shard, cut
+from reasonrag.storage.questions import cut
 from reasonrag.storage.tables import tree_schema
 
 _WRITTEN = 60  # tokens of a step, as most formats and models write them

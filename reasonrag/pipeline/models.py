@@ -25,7 +25,7 @@ from reasonrag.llm.machine import size_if_large
 from reasonrag.llm.model_folder import adapter_base
 from reasonrag.llm.openai_wire import ServedModel
 from reasonrag.rollout import callable_in_notebooks
-from reasonrag.storage.runs import RunFolder
+from reasonrag.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from reasonrag.llm.server import ServerLLM

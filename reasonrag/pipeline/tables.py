@@ -17,7 +17,7 @@ from reasonrag.core.config import Config
 from reasonrag.core.errors import RunError
 from reasonrag.core.settings import differences
 from reasonrag.core.text import common_length, exact_match, token_f1
-from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search, Step
+from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search, Shard, Step
 from reasonrag.dpo.pairs import (
     NODE_COLUMNS,
     count_pairs,
@@ -30,10 +30,9 @@ from reasonrag.formats import Format
 from reasonrag.mcts import Node, Tree
 from reasonrag.spre import Weighting, node_rewards
 from reasonrag.storage.files import write_json
+from reasonrag.storage.folder import RunFolder
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter, read_batches, read_shards, shard_paths, unpack
-from reasonrag.storage.runs import RunFolder
-from reasonrag.storage.shards import Shard
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 _TREE_SHARD_ROWS = 20_000

@@ -28,8 +28,8 @@ from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepTe
 from reasonrag.dpo.train import TokenPairs, data_of, tokenise
 from reasonrag.prm.scorer import PRM_FILE, answer_ids, log_odds, padded
 from reasonrag.spre import Decision, decisions_of, standard_error, step_end
+from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths
-from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import tree_schema
 from reasonrag.training.run import Log, TokenRows, TrainingData, TrainingRun
 from reasonrag.training.settings import PRMSettings

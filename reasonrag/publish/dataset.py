@@ -26,9 +26,9 @@ from reasonrag.formats import open_format
 from reasonrag.publish.card import UNKNOWN, Yaml, fenced, fenced_yaml, mapping, place_json, render
 from reasonrag.publish.verify import verify
 from reasonrag.storage.files import naming, place, write_text
+from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, read_batches, shard_paths
 from reasonrag.storage.questions import HUB_REPOSITORY, splits_of_names
-from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 from reasonrag.training.folder import without_places
 

@@ -34,11 +34,10 @@ from reasonrag.formats.search_r1 import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
 from reasonrag.storage.files import write_json, writing
-from reasonrag.storage.folder import Folder
+from reasonrag.storage.folder import Folder, read_run
 from reasonrag.storage.parquet import Row, read_shards, shard_paths, write_parquet
 from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.records import RowProblems
-from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import Described, message, pair_schema, tree_schema
 from reasonrag.training.model import acting_policy, model_path, tokenizer_path
 

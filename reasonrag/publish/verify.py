@@ -24,8 +24,8 @@ from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.spre.tree_rules import SHAPE, check_tree
 from reasonrag.storage import tables
 from reasonrag.storage.files import read_json
+from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import by_question, column_names, not_finite, read_batches
-from reasonrag.storage.runs import read_run
 from reasonrag.training import folder as training
 from reasonrag.training.folder import BEST, CHECKPOINTS, MERGED, SUMMARY
 

@@ -15,7 +15,7 @@ from reasonrag.report.site import DataFiles, ListRow, Page, Site, TextPool, list
 from reasonrag.report.stats import RunCounts, histogram
 from reasonrag.report.trees import QuestionTree, read_trees, tree_of
 from reasonrag.spre.decisions import content_of
-from reasonrag.storage.runs import read_run
+from reasonrag.storage.folder import read_run
 
 _MOST_PAGES = 500  # of a run of more questions, pages are written of a sample
 _MOST_PAIRS = 100_000  # in the list of pairs, all of which a browser holds; beyond, it is of a sample of the questions

@@ -13,8 +13,8 @@ from reasonrag.dpo.preferences import Contradictions
 from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.spre import decisions_of, full_prompt
 from reasonrag.spre.decisions import Decision
+from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, shard_paths
-from reasonrag.storage.runs import read_run
 
 _QUANTILES = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 

@@ -21,9 +21,6 @@ from reasonrag.core.text import parse_json
 if TYPE_CHECKING:
     from reasonrag.core.plots import BarChart, Panel
 
-# File systems of one machine's disks, as Linux names them. All others may be shared by machines.
-_LOCAL = frozenset(["bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"])
-
 RUNS = Path("runs")  # in the working folder: where commands without --out write, and look for what came before
 
 
@@ -169,18 +166,6 @@ def open_lock(path: Path) -> int:
             return handle
         os.close(handle)
     raise RunError(f"{path} is a link, a folder or a device, where a lock file should be; delete it")
-
-
-def is_shared(path: Path) -> bool:
-    """Return whether other machines may see this path: whether its disk is not local, as far as Linux knows."""
-    try:
-        mounts = [line.split() for line in Path("/proc/self/mounts").read_text("utf-8").splitlines()]
-    except OSError:  # no Linux
-        return False
-    kinds = {place.encode().decode("unicode_escape"): kind for _, place, kind, *_ in mounts}  # "\\040" is a blank
-    path = path.resolve()
-    mounted = next((kinds[str(folder)] for folder in (path, *path.parents) if str(folder) in kinds), None)
-    return mounted not in _LOCAL
 
 
 def fsync_folder(folder: Path) -> None:

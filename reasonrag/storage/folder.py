@@ -1,7 +1,17 @@
 """`Folder`: one process at a time writes it, the same command resumes it, and its files can be checked later.
 
 Runs, training runs, indexes, reports and exports are such folders. A folder that can be resumed keeps a record: a JSON
-file with the identity of the work (every setting and input that can change its result) and a checksum.
+file with the identity of the work (every setting and input that can change its result) and a checksum. A run is a
+`RunFolder`, and may be built in shards:
+
+RUN/
+├── config.yaml        the resolved configuration
+├── identity.json      the record, with a note about each shard
+├── journal.sqlite     every model call and finished tree
+├── trees/*.parquet    one row per node
+├── pairs/{train,test}-*.parquet
+├── run.json           counts, calls, tokens, cost, failures, versions
+└── shards/I-of-S/     the same of each shard; the tables above are then links to theirs
 """
 
 from __future__ import annotations
@@ -12,26 +22,34 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import RunError
-from reasonrag.core.settings import Section, Tree, differences, dump, read_yaml
+from reasonrag.core.settings import COMMIT, Section, Tree, differences, dump, identity, read_yaml
+from reasonrag.core.types import WHOLE, Shard
 from reasonrag.storage.files import (
     RUNS,
     difference,
     lock,
     open_lock,
+    read_json,
     require_json,
     short_hash,
     size_and_digest,
     write_json,
     write_text,
 )
+from reasonrag.storage.journal import Journal
 
 CONFIG = "config.yaml"
 _LOCK = ".lock"
-_CHECKSUM = "# checksum of all below: "  # a part of a YAML file can be valid YAML, too
+_CHECKSUM = "# checksum of all below: "
+_JOURNAL = "journal.sqlite"
+_LEAST_BYTES = 512  # of a SQLite file; it reads a shorter one as an empty one
+_VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
 
 class Folder:
@@ -71,7 +89,6 @@ class Folder:
     def claim(self) -> None:
         """Create the folder, or raise RunError if it holds other files or cannot be written."""
         try:
-            os.fspath(self.path).encode()
             if not self.is_usable():
                 raise RunError(f"{self.path} holds other files and no {self.what}; choose a new folder for --out")
             self.path.mkdir(parents=True, exist_ok=True)
@@ -79,10 +96,6 @@ class Folder:
         except OSError as error:
             raise RunError(
                 f"{self.path} cannot hold a {self.what} ({error.strerror}); choose another one for --out"
-            ) from error
-        except UnicodeEncodeError as error:  # Arrow cannot open such a file
-            raise RunError(
-                f"{os.fsencode(self.path)!r} cannot hold a {self.what} (it is not UTF-8); choose another one"
             ) from error
 
     @contextlib.contextmanager
@@ -145,14 +158,18 @@ def first_usable(
     So the same command resumes its work, and another configuration gets another folder.
     """
     name = re.sub(r"[^\w.+-]+", "-", name).strip("-.")[:80] or "run"
-    numbered = (RUNS / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
-    folders = (folder_at(path) for path in numbered)
-    return next(f.path for f in folders if f.is_usable() and not f.changes(identity, defaults))
+    for number in itertools.count(1):
+        folder = folder_at(RUNS / (name if number == 1 else f"{name}-{number}"))
+        if folder.is_usable() and not folder.changes(identity, defaults):
+            break
+    return folder.path
 
 
 def describe(settings: Mapping[str, Any], content: Mapping[str, str]) -> dict[str, Any]:
     """Return an identity, equal to what JSON reads back: flat settings, and checksums of the inputs by name."""
-    described = {**settings, **{f"content.{name}": checksum for name, checksum in sorted(content.items())}}
+    described = dict(settings)
+    for name, checksum in sorted(content.items()):
+        described[f"content.{name}"] = checksum
     return dict(json.loads(json.dumps(described)))
 
 
@@ -170,7 +187,7 @@ def damage(folder: Path, files: Mapping[str, Sequence[Any]], *, fully: bool = Tr
 
 
 def write_config(folder: Path, settings: Section) -> None:
-    """Write `config.yaml`: the resolved settings with their checksum."""
+    """Write `config.yaml`: the resolved settings, with their checksum, as a part of YAML can be valid YAML."""
     text = dump(settings)
     write_text(folder / CONFIG, f"{_CHECKSUM}{short_hash(text)}\n{text}")
 
@@ -178,8 +195,169 @@ def write_config(folder: Path, settings: Section) -> None:
 def read_config(folder: Path, command: str) -> Tree:
     """Return the settings in `config.yaml`; raise RunError if they were changed, with the `command` that mends them."""
     file = folder / CONFIG
-    tree, (first, _, text) = read_yaml(file), file.read_text("utf-8").partition("\n")
+    tree = read_yaml(file)
+    first, _, text = file.read_text("utf-8").partition("\n")
     if not tree or (first.startswith(_CHECKSUM) and first != _CHECKSUM + short_hash(text)):
         problem = "was cut or changed since it was written" if tree else "is empty, as after a power cut"
         raise RunError(f"{file} {problem}; {command} writes it again")
     return tree
+
+
+class RunFolder(Folder):
+    """The folder of one run, or of one of its shards.
+
+    Attributes:
+        begun: whether the run, in this shard or another one, has begun before.
+        journal: its calls and trees, while the folder is open.
+    """
+
+    journal: Journal
+
+    def __init__(
+        self,
+        path: Path,
+        config: Config,
+        content: Mapping[str, str],
+        *,
+        varying: Collection[str] = (),
+        shard: Shard = WHOLE,
+    ) -> None:
+        """Describe the folder of a run; nothing is written.
+
+        Args:
+            path: the folder of the run.
+            config: the resolved configuration. Settings that cannot change a result may differ from the last time.
+            content: names and checksums of the inputs (questions, corpus, prompts, models).
+            varying: settings that may differ within the folder, such as the ones that an evaluation sweeps.
+            shard: the part of the run, in its own folder below `path`.
+        """
+        super().__init__(shard.folder(path), "run", _JOURNAL, ignore=("shards",), record="identity.json")
+        self.config, self.content, self.varying, self.shard = config, content, varying, shard
+        settings = {name: value for name, value in identity(config).items() if name not in varying}
+        self.identity = describe(settings, content)
+        # Without the commits of Hub models, which are not known before the first call.
+        named = {name: value for name, value in self.identity.items() if not name.endswith(COMMIT)}
+        self.config_hash = short_hash(named)
+        self.begun = False
+        self._run = path
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(
+        cls,
+        path: Path,
+        config: Config,
+        content: Mapping[str, str],
+        *,
+        varying: Collection[str] = (),
+        shard: Shard = WHOLE,
+        waiting: Callable[[], object] | None = None,
+    ) -> Iterator[RunFolder]:
+        """Create the folder and lock it, or reopen it to resume the same run; arguments as above and in `locked`.
+
+        Raises:
+            RunError: another process uses the folder, or it holds other files or another run.
+        """
+        folder = cls(path, config, content, varying=varying, shard=shard)
+        if shard != WHOLE:  # before a folder of the shard exists
+            with folder.whole() as run:
+                run.check_shards(shard.of)
+                folder.begun = run.begun
+        with folder.locked(waiting=waiting):
+            folder.check_same(folder.identity, Config())
+            file = folder.path / _JOURNAL
+            if "identity" in folder.facts():
+                if not file.exists() or file.stat().st_size < _LEAST_BYTES:
+                    raise RunError(
+                        f"{file} is missing or empty, but {folder.path} holds a run; bring the journal back from a "
+                        "copy, or choose a new folder for --out"
+                    )
+                folder.begun = True
+                folder.note(identity=folder.identity)  # with a commit of the Hub that was not known then
+            with contextlib.closing(Journal(file)) as folder.journal:
+                write_config(folder.path, config)
+                yield folder
+
+    @staticmethod
+    def begun_with(path: Path) -> Tree:
+        """Return the settings of the run that has begun in a folder; an empty tree if none has."""
+        return read_yaml(path / CONFIG) if "identity" in RunFolder(path, Config(), {}).facts() else {}
+
+    @staticmethod
+    def unnamed(name: str, config: Config, content: Mapping[str, str]) -> Path:
+        """Return the folder of a run without `--out`; the other arguments are those of `open`."""
+        described = RunFolder(Path(), config, content).identity
+        return first_usable(name, lambda path: RunFolder(path, config, content), described, Config())
+
+    def whole(self) -> contextlib.AbstractContextManager[RunFolder]:
+        """Open the folder of the run that this shard is a part of, when no other shard has it open."""
+        return RunFolder.open(self._run, self.config, self.content, varying=self.varying, waiting=lambda: None)
+
+    def bind(self) -> None:
+        """Mark the folder as used by this run. A preview, or a failed start, leaves it unmarked.
+
+        Raises:
+            RunError: the folder of a shard's run holds another run, or one that is cut into another number of shards.
+        """
+        if self.shard.of > 1:
+            with self.whole() as run:
+                run.bind_shards(self.shard.of)
+                run.note_shard(self.shard, {})  # until it has finished again
+        self.bind_shards(1)
+
+    def bind_shards(self, shards: int) -> None:
+        """Mark the folder as used by this run, in this number of shards; raise as `check_shards`."""
+        self.check_shards(shards)
+        self.note(identity=self.identity, shards=shards)
+
+    def check_shards(self, shards: int) -> None:
+        """Raise RunError if the folder is used by a run in another number of shards."""
+        facts = self.facts()
+        before = facts.get("shards", 1 if "identity" in facts else shards)
+        if before != shards:
+            held, wanted = ("in one piece" if count == 1 else f"in {count} shards" for count in (before, shards))
+            raise RunError(
+                f"{self.path} holds a run that is built {held}, not {wanted}; go on with that, or choose a new folder "
+                "for --out"
+            )
+
+    def note_shard(self, shard: Shard, note: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Keep a note about a shard of this run; return the notes about all of them, {} if a shard has none."""
+        self.note(**{f"shard {shard.number}": note})
+        facts = self.facts()
+        return [facts.get(f"shard {number}", {}) for number in range(facts.get("shards", 0))]
+
+    def add_seconds(self, seconds: float) -> None:
+        """Add the seconds of a process to the total of the run."""
+        self.note(seconds=self.facts().get("seconds", 0.0) + seconds)
+
+
+def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Config, dict[str, Any]]:
+    """Return the configuration and the summary (`run.json`) of a finished run.
+
+    Args:
+        path: the folder of the run.
+        overrides: dotted names of settings that differ from the run's.
+
+    Raises:
+        RunError: the folder holds no finished run, or its configuration is not as it was written.
+    """
+    summary = read_json(path / "run.json")
+    if summary is None:
+        finished = len(list(path.glob("shards/*/run.json")))
+        shards = f" ({finished} of {len(list(path.glob('shards/*')))} shards have)" if finished else ""
+        raise RunError(
+            f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished{shards}, "
+            "or it is damaged; the same build-tree command finishes it"
+        )
+    read_config(path, "the same build-tree command")
+    return load_config(file=path / CONFIG, overrides=overrides), summary
+
+
+def versions() -> dict[str, str]:
+    """Return the installed versions of the packages that can change a result."""
+    installed = {}
+    for name in _VERSIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    return installed

@@ -24,13 +24,12 @@ import contextlib
 import hashlib
 import json
 import os
-import queue
 import shutil
 import sqlite3
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,14 +39,16 @@ import structlog
 
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.text import excerpt
-from reasonrag.storage.files import is_shared
 
 log = structlog.get_logger()
 
 _QUESTIONS_KNOWN = 2_048  # questions with their keys in memory, 20 kB each
 
 _VERSION = 6  # PRAGMA user_version: of the layout, and of the keys (`llm.journaled.request_key`)
-_VERSION_OF_0_1_0 = 5
+_RELEASES = {5: "reasonrag 0.1.0"}  # that wrote older layouts
+
+# File systems of one machine's disks, as Linux names them. All others may be shared by machines.
+_LOCAL = frozenset(["bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"])
 
 # The reply stands last: adding up the counts then reads none of the pages that only replies fill. `checksum` is over
 # key and reply; `counts_sum` shows a flipped bit in a count.
@@ -82,7 +83,6 @@ GROUP BY kind
 # A commit takes as much CPU time as 40 calls, so there are at most 200 a second, while several calls end during each.
 # A chain of calls, each of which ends during no other's commit, never waits.
 _EVERY_S = 0.005
-_CLOSE_S = 600.0  # for the last commit, on a disk that may be busy
 
 _decode = partial(str, encoding="utf-8", errors="surrogateescape")  # the checksum of damaged text differs
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -116,10 +116,6 @@ class _Write:
     error: Exception | None = None
 
 
-_Batch = list[_Write]
-"""The writes of one turn of an event loop: waking the thread and the loop costs more than most writes."""
-
-
 class Journal:
     """The journal of one run. The caller's thread reads; a thread of the journal writes."""
 
@@ -133,8 +129,8 @@ class Journal:
         self._mode = "WAL" if (not is_shared(path) if wal is None else wal) else "TRUNCATE"
         self.ended_by: Exception | None = None  # what new calls raise, once they are refused
         self.at_drain: list[Callable[[Exception], None]] = []  # called with it when that begins
-        self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
-        self._batch: _Batch | None = None  # of this turn of the event loop
+        self._pending: list[_Write] = []  # for the next commit
+        self._loop: asyncio.AbstractEventLoop | None = None  # that waits for a commit
         # A failed look-up costs tens of microseconds in WAL mode, and in a fresh run most look-ups fail.
         self._known: OrderedDict[str, tuple[bytes, set[bytes]]] = OrderedDict()
         self._calls_checked = False  # they are most of a journal, and a finished run reads none
@@ -148,8 +144,7 @@ class Journal:
             self._check("trees", "failures")
             on_error.pop_all()
         self._opened = path.stat()
-        self._thread = threading.Thread(target=self._write_forever, name="journal", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
     def _lay_out(self) -> None:
         """Create the tables of a new file, or check the version of an old one."""
@@ -159,13 +154,11 @@ class Journal:
             if not reader.execute("SELECT 1 FROM sqlite_master").fetchone():
                 for statement in _LAYOUT.split(";"):
                     reader.execute(statement)
-            elif version == _VERSION_OF_0_1_0:
-                for column in ("cached_tokens", "counts_sum"):
-                    reader.execute(f"ALTER TABLE calls ADD COLUMN {column} INTEGER")
             elif version != _VERSION:
+                release = _RELEASES.get(version, f"a version with layout {version}")
                 raise RunError(
-                    f"{self.path} is a journal of layout {version}, and this version of reasonrag has {_VERSION}; "
-                    "go on with the version that began it, or choose a new folder for --out"
+                    f"{self.path} was begun by {release}, and this version of reasonrag reads layout {_VERSION}; go on "
+                    "with the version that began it, or choose a new folder for --out"
                 )
             reader.execute(f"PRAGMA user_version = {_VERSION}")
 
@@ -207,30 +200,13 @@ class Journal:
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
-    def _write_forever(self) -> None:
-        busy, began = False, 0.0
-        batches: list[_Batch | None] = []
-        while None not in batches:
-            batches = [self._queue.get()]
-            if busy and (wait_s := began + _EVERY_S - time.monotonic()) > 0:
-                time.sleep(wait_s)
-            began = time.monotonic()
-            batches += [self._queue.get() for _ in range(self._queue.qsize())]
-            work = [batch for batch in batches if batch is not None]
-            writes = [write for batch in work for write in batch]
-            busy = len(writes) > 1
-            self._store(writes)
-            for batch in work:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: stopped by a second Ctrl-C
-                    batch[0].done.get_loop().call_soon_threadsafe(self._resolve, batch)
-        if self._writer is not None:
-            self._writer.close()
-
     def _store(self, writes: Sequence[_Write]) -> None:
         """Commit writes in one transaction; if that fails, commit each alone, and note the error of each.
 
-        One value that SQLite refuses must not fail the rest of its batch, and callers wait for this thread.
+        One value that SQLite refuses must not fail the rest of its batch.
         """
+        if not writes:
+            return
         try:
             if not (self.path.exists() and os.path.samestat(self.path.stat(), self._opened)):
                 raise RunError(  # SQLite would write on, into a file without a name
@@ -251,39 +227,49 @@ class Journal:
     async def _write(self, *statements: _Statement) -> None:
         """Commit statements, even if the task is cancelled; return when they are on disk."""
         loop = asyncio.get_running_loop()
-        if self._batch is None:
-            self._batch = []
-            loop.call_soon(self._hand_over)  # once a turn
         write = _Write(statements, loop.create_future())
-        self._batch.append(write)
+        self._pending.append(write)
+        if self._loop is not loop:
+            self._loop = loop
+            loop.call_soon(self._begin_commit)  # with all writes of this turn
         await write.done
 
-    def _hand_over(self) -> None:
-        if self._batch is not None:
-            self._queue.put(self._batch)
-            self._batch = None
+    def _begin_commit(self) -> None:
+        writes, self._pending, loop = self._pending, [], self._loop
+        if loop is None or not writes:
+            self._loop = None
+            return
+        due = time.monotonic() + _EVERY_S * (len(writes) > 1)
 
-    def _resolve(self, batch: _Batch) -> None:
-        """Let the callers of a batch go on, on their loop. Nothing more is paid for that could not be stored."""
-        for write in batch:
+        def committed(commit: Future[None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: stopped by a second Ctrl-C
+                loop.call_soon_threadsafe(self._end_commit, writes, due)
+
+        self._thread.submit(self._store, writes).add_done_callback(committed)
+
+    def _end_commit(self, writes: Sequence[_Write], due: float) -> None:
+        """Let the callers of some writes go on; begin the next commit when it is due."""
+        for write in writes:
             if isinstance(write.error, RunError):
-                self.drain(write.error)
-        for write in batch:
+                self.drain(write.error)  # nothing more is paid for that could not be stored
+        for write in writes:
             if write.done.done():  # its task was cancelled
                 continue
             if write.error is None:
                 write.done.set_result(None)
             else:
                 write.done.set_exception(write.error)
+        asyncio.get_running_loop().call_later(max(due - time.monotonic(), 0), self._begin_commit)
 
     def close(self) -> None:
-        """Commit the queued writes and close. A second call does nothing; RunError: the disk does not answer."""
-        self._hand_over()
-        self._queue.put(None)
-        self._thread.join(_CLOSE_S)
+        """Commit the pending writes and close. A second call does nothing."""
+        self._thread.shutdown()
+        writes, self._pending = self._pending, []
+        self._store(writes)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         self._reader.close()
-        if self._thread.is_alive():
-            raise RunError(f"{self.path} cannot be closed: its disk has not answered for {_CLOSE_S:g} s")
 
     def drain(self, error: Exception | None = None) -> None:
         """Refuse new calls from now on, with Interrupted if no error is given.
@@ -438,3 +424,18 @@ def _checksum(*parts: str | bytes) -> bytes:
         digest.update(part if isinstance(part, bytes) else part.encode("utf-8", "surrogateescape"))
         digest.update(b"\0")
     return digest.digest()
+
+
+def is_shared(path: Path) -> bool:
+    """Return whether other machines may see this path: whether its disk is not local, as far as Linux knows."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text("utf-8").splitlines()
+    except OSError:  # no Linux
+        return False
+    kinds = {}
+    for mount in mounts:
+        _, folder, kind, *_ = mount.split()
+        kinds[folder.encode().decode("unicode_escape")] = kind  # "\\040" is a blank
+    path = path.resolve()
+    mounted = next((kinds[str(folder)] for folder in (path, *path.parents) if str(folder) in kinds), None)
+    return mounted not in _LOCAL

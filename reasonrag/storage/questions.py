@@ -20,9 +20,9 @@ from reasonrag.core.errors import DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import common_text, one_line, parse_json, quoted, redact_data, valid_unicode
 from reasonrag.core.types import Passage, Question, as_finite
+from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import read_batches, read_shards
 from reasonrag.storage.records import SUFFIXES, Row, RowProblems, read_rows, text_id
-from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import rollout_schema, tree_schema
 
 log = structlog.get_logger()
@@ -78,6 +78,23 @@ def sample_questions(questions: list[Question], limit: int | None, *, seed: int 
     for of_set in numbers.values():
         kept += random.Random(seed).sample(of_set, limit) if limit < len(of_set) else of_set
     return [questions[number] for number in sorted(kept)]
+
+
+def cut(questions: Sequence[Question], of: int) -> list[list[Question]]:
+    """Return the questions of each of `of` shards: one after another they are the same list for any `of`.
+
+    Questions keep their order, but those of equal text (`common_text`) follow the first of them: only their pairs can
+    be duplicates, which are then dropped within a shard.
+    """
+    # The place of the first question of each text, and all of them. Python's dictionaries keep the order.
+    alike: dict[str, tuple[int, list[Question]]] = {}
+    for position, question in enumerate(questions):
+        _, family = alike.setdefault(common_text(question.question), (position, []))
+        family.append(question)
+    shards: list[list[Question]] = [[] for _ in range(of)]
+    for position, family in alike.values():
+        shards[position * of // len(questions)] += family
+    return shards
 
 
 def named_sets(dataset: str) -> list[tuple[str, str | None]]:

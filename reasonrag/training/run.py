@@ -31,8 +31,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.machine import choose_threads, free_memory, gigabytes, is_small, size_if_large
 from reasonrag.llm.model_folder import model_commit
 from reasonrag.storage.files import RUNS, save_charts, short_hash, write_json
-from reasonrag.storage.folder import first_usable
-from reasonrag.storage.runs import versions
+from reasonrag.storage.folder import first_usable, versions
 from reasonrag.training import folder as folders
 from reasonrag.training.folder import CHECKPOINTS, MERGED, SUMMARY, TrainingFolder, last_checkpoint
 from reasonrag.training.model import (

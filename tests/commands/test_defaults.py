@@ -12,8 +12,7 @@ from reasonrag.commands.defaults import online_defaults, with_pairs_and_model
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import dump
-from reasonrag.storage.folder import first_usable
-from reasonrag.storage.runs import RunFolder
+from reasonrag.storage.folder import RunFolder, first_usable
 from reasonrag.training.folder import CHECKPOINTS, TrainingFolder
 from reasonrag.training.settings import DPOSettings, SFTSettings
 from tests.docs.story import run_here

@@ -12,8 +12,8 @@ from reasonrag.core.settings import dump
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.pipeline.tables import export_pairs
 from reasonrag.storage.files import write_json
+from reasonrag.storage.folder import RunFolder
 from reasonrag.storage.parquet import ShardWriter, write_parquet
-from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.tables import pair_schema, tree_schema
 from reasonrag.training.settings import PairSettings
 from tests.training.toys import token_pairs

@@ -10,9 +10,9 @@ import pytest
 
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
+from reasonrag.core.types import Shard
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.storage.parquet import read_shards
-from reasonrag.storage.shards import Shard
 from reasonrag.storage.tables import trajectory_schema
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
 

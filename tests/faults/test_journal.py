@@ -178,7 +178,7 @@ class FailingJournal(Journal):
         if self.connections == 2:
             raise sqlite3.OperationalError("unable to open database file")
         kind = Torn if self.connections == 3 else sqlite3.Connection
-        return sqlite3.connect(self.path, isolation_level=None, factory=kind)
+        return sqlite3.connect(self.path, isolation_level=None, factory=kind, check_same_thread=False)
 
 
 @pytest.mark.fault(

@@ -15,7 +15,7 @@ import pytest
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.publish.verify import verify
-from reasonrag.storage.runs import RunFolder, read_run
+from reasonrag.storage.folder import RunFolder, read_run
 from tests import warmed
 from tests.faults.commands import Command, Commands
 from tests.faults.matrix import Figure

@@ -15,8 +15,8 @@ from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.parts import Parts
 from reasonrag.pipeline.tables import count_pairs_of, pairs_of
+from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import read_shards
-from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.mcts.test_search import random_policy
 from tests.toys import ToyRetriever

@@ -7,12 +7,12 @@ import pytest
 
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, LLMError, RunError
-from reasonrag.core.types import Question
+from reasonrag.core.types import WHOLE, Question, Shard
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import Parts
-from reasonrag.storage.shards import WHOLE, Shard, cut
+from reasonrag.storage.questions import cut
 from tests.e2e.product import pair_rows, tree_rows
 from tests.mcts.test_search import random_policy
 from tests.toys import ToyRetriever

@@ -136,10 +136,3 @@ def test_what_is_no_lock_file_is_left_alone(tmp_path: Path, figure: Figure) -> N
 def test_a_file_system_that_cannot_sync_folders_holds_files_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", posix.fsync)  # tests sync nothing
     fsync_folder(Path("/proc/self"))  # as SMB and many FUSE disks: "Invalid argument"
-
-
-def test_a_folder_that_arrow_could_not_read_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
-    with pytest.raises(RunError, match="is not UTF-8"):
-        Folder(folder, "run").claim()
-    assert not list(tmp_path.iterdir())

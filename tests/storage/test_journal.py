@@ -2,20 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import sqlite3
 from dataclasses import fields, replace
 
 import pytest
 
-from reasonrag.core.config import Config
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
 from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM, request_key
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.storage.journal import Journal, Usage
-from reasonrag.storage.runs import RunFolder
 
 PROMPT = Prompt((Message("user", "hello"),), stop=("</x>",))
 
@@ -119,59 +116,6 @@ def test_a_finished_tree_forgets_the_failure_before_it(journal):
     assert list(journal.failures()) == []
 
 
-OF_0_1_0 = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE calls (
-    key BLOB PRIMARY KEY NOT NULL, kind TEXT NOT NULL, reply TEXT NOT NULL, checksum BLOB NOT NULL,
-    prompt_tokens INTEGER, completion_tokens INTEGER
-);
-CREATE TABLE trees (
-    dataset TEXT NOT NULL, question_id TEXT NOT NULL, rows BLOB NOT NULL, checksum BLOB NOT NULL,
-    PRIMARY KEY (dataset, question_id)
-);
-CREATE TABLE failures (
-    dataset TEXT NOT NULL, question_id TEXT NOT NULL, cause TEXT NOT NULL, message TEXT NOT NULL,
-    PRIMARY KEY (dataset, question_id)
-) WITHOUT ROWID;
-CREATE TABLE usage (
-    kind TEXT PRIMARY KEY, calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
-    unknown_tokens INTEGER NOT NULL
-) WITHOUT ROWID;
-INSERT INTO meta VALUES ('identity', '{"seed": 0}'), ('bound', 'true'), ('seconds', '2.5'), ('checksum', '1e');
-PRAGMA user_version = 5
-"""
-
-
-def test_a_journal_of_version_0_1_0_goes_on(tmp_path):
-    path = tmp_path / "journal.sqlite"
-    with contextlib.closing(sqlite3.connect(path)) as old:
-        old.executescript(OF_0_1_0)
-        checksum = hashlib.blake2b(b'k\0"a"\0', digest_size=8).digest()
-        old.execute("INSERT INTO calls VALUES ('k', 'policy', '\"a\"', ?, 5, NULL)", (checksum,))
-        old.commit()
-    for number in range(2):
-        with contextlib.closing(Journal(path)) as journal:
-            assert journal.call("k") == "a"
-            asyncio.run(journal.put_call(f"k{number}", "policy", "b", prompt_tokens=3, cached_tokens=2))
-            calls = number + 2
-            assert journal.usage() == {
-                "policy": Usage(calls, 2 + 3 * calls, 0, calls, cached_tokens=2 * calls - 2, cached_of=3 * calls - 3)
-            }
-
-
-def test_the_record_of_a_run_of_version_0_1_0_is_read_from_its_journal(tmp_path):
-    with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as old:
-        old.executescript(OF_0_1_0)
-    folder = RunFolder(tmp_path, Config(), {})
-    assert folder.facts() == {"identity": {"seed": 0}, "seconds": 2.5}
-    folder.add_seconds(1.5)
-    assert folder.facts() == {"identity": {"seed": 0}, "seconds": 4.0}
-    record = tmp_path / "identity.json"
-    record.write_text(record.read_text().replace("4.0", "5.0"))
-    with pytest.raises(RunError, match=r"identity\.json was changed since it was written"):
-        folder.facts()
-
-
 def test_requests_differ_by_model_kind_prompt_and_sampling():
     keys = {
         request_key(model, kind, prompt, Sampling(seed=seed))
@@ -234,9 +178,19 @@ def test_a_journal_of_another_version_is_refused_and_stays_as_it_is(tmp_path):
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 4")
     before = path.read_bytes()
-    with pytest.raises(RunError, match="of layout 4, and this version of reasonrag has 6; go on with the version that"):
+    with pytest.raises(
+        RunError, match="begun by a version with layout 4, and this version of reasonrag reads layout 6"
+    ):
         Journal(path)
     assert path.read_bytes() == before
+
+
+def test_a_journal_of_an_older_release_is_refused_by_its_name(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        old.executescript("CREATE TABLE meta (key TEXT); PRAGMA user_version = 5")
+    with pytest.raises(RunError, match=r"was begun by reasonrag 0\.1\.0, and this version"):
+        Journal(path)
 
 
 def test_a_value_that_sqlite_refuses_fails_alone_and_the_journal_goes_on(journal):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import named_path
+from reasonrag.core.types import WHOLE, Shard
 from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.encoders import TextEncoder
 from reasonrag.retrieval.index.folder import BuildProgress, IndexFolder, Manifest, Part
 from reasonrag.retrieval.index.passages import PassageStore, build_passages, passages_plan
 from reasonrag.retrieval.index.settings import IndexConfig, show_size
-from reasonrag.storage.shards import WHOLE, Shard
 
 TUNING_QUERIES = 200
 _MOST_MERGED = 1 << 30  # bytes of scores in memory at a time: more does not make it faster

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reasonrag.core.errors import ConfigError, DataError, is_out_of_memory
+from reasonrag.core.types import Shard
 from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
 from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore, save_array
 from reasonrag.storage.files import read_json, write_json
-from reasonrag.storage.shards import Shard
 
 Vectors = NDArray[np.float32]
 

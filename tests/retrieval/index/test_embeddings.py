@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.types import Shard
 from reasonrag.retrieval.index.embeddings import Embeddings, build_embeddings, encode_part, encoder_of
 from reasonrag.retrieval.index.folder import Silent
-from reasonrag.storage.shards import Shard
 from tests.retrieval.forked import forked
 from tests.retrieval.index.dense_toys import Notes, WordsEncoder, digest, passages, sentences
 
