@@ -27,7 +27,7 @@ from reasonrag.dpo.preferences import Preferences, read_preferences
 from reasonrag.dpo.train import TokenPairs, pair_rows, step_rows, tokenise
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.formats.base import Format, Stage
-from reasonrag.formats.search_r1 import SearchR1Format
+from reasonrag.formats.stream import SearchR1Format
 from reasonrag.formats.tool_calls import ToolCallsFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM

@@ -28,9 +28,8 @@ from reasonrag.core.types import (
     Span,
     Step,
 )
-from reasonrag.formats.base import Block, PromptSet, Reading, Stage
+from reasonrag.formats.base import Block, PromptSet, Reading, Stage, last_tag
 from reasonrag.formats.reasonrag import ECHOES, ReasonRAGFormat, thought
-from reasonrag.formats.tags import last_tag
 
 _LINE = ("\n",)
 _PROMPTS = Path(__file__).parent / "prompts"

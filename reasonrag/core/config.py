@@ -234,11 +234,11 @@ class FormatConfig(Section):
 
     name: str = setting(
         "reasonrag",
-        "format of the steps: reasonrag, search_r1, hiprag, search_p1, when_to_search, tool_calls, r1_searcher, react, "
-        "or python:PACKAGE.MODULE:NAME",
+        "format of the steps: reasonrag, search_r1, hiprag, search_p1, when_to_search, tool_calls, or "
+        "python:PACKAGE.MODULE:NAME",
         "--format",
     )
-    tool_parser: Literal["hermes", "llama3", "gemma", "gemma4"] | None = setting(
+    tool_parser: Literal["hermes", "llama3"] | None = setting(
         None, "how the policy writes the calls of format tool_calls (default: as its chat template does)"
     )
     prompts: str = execution("default", "prompt texts: default, brief, or a folder", "--prompts")

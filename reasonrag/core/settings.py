@@ -25,9 +25,13 @@ from reasonrag.core.text import excerpt, find_secrets, one_line, valid_unicode
 Tree = dict[str, Any]
 
 # The shipped chat templates, with the token that ends a turn in each.
-CHAT_TEMPLATES = {"gemma": "<end_of_turn>", "chatml": "<|im_end|>", "llama3": "<|eot_id|>"}
-WITH_TOOLS = "-tools"  # the same with functions that the model may call
-CHAT_TEMPLATES |= {f"{name}{WITH_TOOLS}": end for name, end in CHAT_TEMPLATES.items()}
+CHAT_TEMPLATES = {
+    "gemma": "<end_of_turn>",
+    "chatml": "<|im_end|>",
+    "llama3": "<|eot_id|>",
+    "chatml-tools": "<|im_end|>",  # with functions that the model may call
+    "llama3-tools": "<|eot_id|>",
+}
 CHAT_TEMPLATE = (
     "chat template of a model that has none, as base models have none, or instead of its own: "
     f"{', '.join(CHAT_TEMPLATES)}, or a Jinja file"

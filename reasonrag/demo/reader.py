@@ -25,9 +25,8 @@ from reasonrag.core.errors import LLMError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import Completion, Prompt
-from reasonrag.formats.base import Stage
+from reasonrag.formats.base import Stage, last_tag
 from reasonrag.formats.reasonrag import ECHOES, View, read
-from reasonrag.formats.tags import last_tag
 from reasonrag.llm.base import Sampling
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import structlog
@@ -12,17 +11,14 @@ from reasonrag.core.config import Config, carried_fingerprint
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.plugins import make_plugin
-from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, named_path
+from reasonrag.core.settings import named_path
 from reasonrag.core.types import Question
 from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
 from reasonrag.formats.hiprag import HiPRAGFormat
 from reasonrag.formats.reasonrag import ReasonRAGFormat
 from reasonrag.formats.recorded import RecordedFormat
-from reasonrag.formats.search_p1 import SearchP1Format
-from reasonrag.formats.search_r1 import R1SearcherFormat, ReActFormat, SearchR1Format
-from reasonrag.formats.stream import StreamFormat
+from reasonrag.formats.stream import SearchP1Format, SearchR1Format, StreamFormat, WhenToSearchFormat
 from reasonrag.formats.tool_calls import ToolCallsFormat, parser_of
-from reasonrag.formats.when_to_search import WhenToSearchFormat
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.storage.records import read_calls
 
@@ -30,11 +26,12 @@ log = structlog.get_logger()
 
 # Each is called with a `PromptSet` and how passages are shown: `passage_order`, `max_passage_chars`.
 FORMATS: dict[str, Callable[..., Format]] = {
-    format.name: format
-    for format in (
-        *(ReasonRAGFormat, SearchR1Format, HiPRAGFormat, SearchP1Format, WhenToSearchFormat),
-        *(ToolCallsFormat, R1SearcherFormat, ReActFormat),
-    )
+    "reasonrag": ReasonRAGFormat,
+    "search_r1": SearchR1Format,
+    "hiprag": HiPRAGFormat,
+    "search_p1": SearchP1Format,
+    "when_to_search": WhenToSearchFormat,
+    "tool_calls": ToolCallsFormat,
 }
 
 
@@ -45,20 +42,16 @@ def open_format(config: Config, *, warn: bool = True) -> Format:
         ConfigError: the format or the prompt set does not exist.
     """
     name = config.format.name
-    make: Callable[..., Format]
+    options: dict[str, Any] = {"parser": _tool_parser(config)} if name == ToolCallsFormat.name else {}
+    options |= _shown(config)
+    prompts = PromptSet.find(config.format.prompts)
+    format: Format
     if name.startswith("python:"):
-        make = partial(make_plugin, name, ("fingerprint", "prompt", "parse"))
+        format = make_plugin(name, ("fingerprint", "prompt", "parse"), prompts, **options)
     elif name in FORMATS:
-        make = FORMATS[name]
+        format = FORMATS[name](prompts, **options)
     else:
         raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}, python:PACKAGE.MODULE:NAME")
-    options: dict[str, Any] = {"parser": _tool_parser(config)} if name == ToolCallsFormat.name else {}
-    format: Format = make(
-        PromptSet.find(config.format.prompts),
-        passage_order=config.retrieval.passage_order,
-        max_passage_chars=config.retrieval.max_passage_chars,
-        **options,
-    )
     if warn:
         check_prompts(config.policy.carrier, format)
     return format
@@ -75,13 +68,13 @@ def open_recorded(config: Config, questions: Sequence[Question]) -> RecordedForm
             f"a recorded agent calls functions, and the format is {config.format.name}; add "
             f"--set format.name={ToolCallsFormat.name}"
         )
-    return RecordedFormat(
-        read_calls(named_path(config.search.recording)),
-        questions,
-        parser=_tool_parser(config),
-        passage_order=config.retrieval.passage_order,
-        max_passage_chars=config.retrieval.max_passage_chars,
-    )
+    calls = read_calls(named_path(config.search.recording))
+    return RecordedFormat(calls, questions, parser=_tool_parser(config), **_shown(config))
+
+
+def _shown(config: Config) -> dict[str, Any]:
+    """Return how passages are shown; training and inference have to agree."""
+    return config.retrieval.model_dump(include={"passage_order", "max_passage_chars"})
 
 
 def _tool_parser(config: Config) -> str:
@@ -91,26 +84,23 @@ def _tool_parser(config: Config) -> str:
         ConfigError: the template shows no calls that a parser knows.
     """
     policy = config.policy
-    rendered = policy.api == "completions" and (policy.tokenizer or policy.model)
+    model = policy.tokenizer or policy.model if policy.api == "completions" else None
     if policy.address.loads_weights:
-        rendered = policy.address.rest
-    if config.format.tool_parser or not rendered:
+        model = policy.address.rest
+    if config.format.tool_parser or not model:  # a server's chat API parses the calls itself
         return config.format.tool_parser or "hermes"
     trust, template = policy.trust_remote_code, policy.chat_template
     try:
-        chat = ChatTemplate.load(rendered, revision=policy.revision, trust_remote_code=trust, template=template)
+        chat = ChatTemplate.load(model, revision=policy.revision, trust_remote_code=trust, template=template)
     except ConfigError:  # reported when the policy is opened
         return "hermes"
-    if parser := parser_of(str(chat.tokenizer.chat_template)):
-        return parser
-    end = chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn)
-    fitting = (name for name in CHAT_TEMPLATES if name.endswith(WITH_TOOLS) and CHAT_TEMPLATES[name] == end)
-    flag = f"--chat-template {next(fitting, 'FILE')}"
-    raise ConfigError(
-        f"the chat template of {policy.spec} shows no function calls that are known here; add {flag}, or say how it "
-        "writes them with --set format.tool_parser=...",
-        add=flag,
-    )
+    parser = parser_of(str(chat.tokenizer.chat_template))
+    if parser is None:
+        raise ConfigError(
+            f"the chat template of {policy.spec} shows no function calls that are known here; add --chat-template "
+            "chatml-tools or llama3-tools, or name a parser with --set format.tool_parser=...",
+        )
+    return parser
 
 
 def check_prompts(policy: ModelAddress, format: Format) -> None:

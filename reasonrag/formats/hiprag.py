@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from reasonrag.core.types import Action, Malformed, Note, Search, Step
-from reasonrag.formats.base import Block, Reading, Stage
+from reasonrag.formats.base import SEALED, Block, Reading, Stage, tags
 from reasonrag.formats.stream import StreamFormat
-from reasonrag.formats.tags import SEALED, tags
 
 _STEP_TAGS = ("reasoning", "search", "context", "conclusion")
 # Well-formed reasoning holds none of the others; if it is never closed it ends there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from reasonrag.core.text import quotable
 from reasonrag.core.types import (
     Action,
     Answer,
+    Completion,
     Malformed,
     Message,
     Note,
@@ -21,8 +23,7 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage
-from reasonrag.formats.tags import last_tag, tags_with_text
+from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage, last_tag, tags_with_text
 
 _TAGS = ("query", "evidence", "answer")
 # Queries with their evidence, and the answer, each by its first letter.
@@ -71,21 +72,26 @@ class ReasonRAGFormat(InstructedFormat):
         The stage's instruction is the system prompt, or the end of the user turn if all stages share one.
         """
         stage = self.stage(steps)
-        thoughts = [thought(s.completion.text) for s in steps if not isinstance(s.action, Malformed)]
+        thoughts = []
+        passages = None
+        for step in steps:
+            if not isinstance(step.action, Malformed):
+                thoughts.append(thought(step.completion.text))
+            if isinstance(step.action, Search):
+                passages = step.passages
         if final:
             return self._chat("answer", question, thoughts)
-        passages = None
-        if stage is Stage.GROUNDING:
-            passages = next(s.passages for s in reversed(steps) if isinstance(s.action, Search))
+        if stage is not Stage.GROUNDING:
+            passages = None  # they were read in the step after the search
         return self._chat(stage.value, question, thoughts, passages, tuple(f"</{tag}>" for tag in _ALLOWED[stage]))
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse the last well-formed tag; one that the stage does not allow is `Malformed`. Never raises."""
         allowed = ("answer",) if final else _ALLOWED[self.stage(steps)]
-        found = last_tag(completion, _TAGS)
-        if found is None:
-            return Malformed("unclosed_tag" if any(f"<{tag}>" in completion for tag in _TAGS) else "no_tag")
-        tag, body = found
+        last = last_tag(completion, _TAGS)
+        if last is None:
+            return Malformed(_without_tag(completion))
+        tag, body = last
         if tag not in allowed:
             return Malformed(f"unexpected_{tag}")
         if not body or body in ECHOES:
@@ -98,46 +104,46 @@ class ReasonRAGFormat(InstructedFormat):
 
     def read(self, trajectory: Trajectory) -> Reading:
         """Parse a trajectory: a search with its note is one block, and so is an answer without a search."""
+        malformed = [step.action.reason for step in trajectory.steps if isinstance(step.action, Malformed)]
+        reason = malformed[0] if malformed else "" if trajectory.answer is not None else "no_answer"
+        return Reading(not reason, reason, self._blocks(trajectory.steps), trajectory.answer)
+
+    def read_text(self, text: str) -> Reading:
+        """Parse one step, or the steps of an attempt in a row; text around the tags is free, as it is in `read`."""
+        elements = [element for element in tags_with_text(text, _TAGS) if element[2] not in ECHOES]
+        steps = []
+        answer: str | None = None
+        for before, tag, body in elements:
+            action: Action = Search(body) if tag == "query" else Note(_evidence(body))
+            if tag == "answer":
+                action, answer = Answer(body), body or None
+            steps.append(Step(Prompt(()), Completion(before), action))
+        reason = self._flaw(text, [(tag, body) for _, tag, body in elements])
+        return Reading(not reason, reason, self._blocks(steps), answer)
+
+    def _blocks(self, steps: Sequence[Step]) -> tuple[Block, ...]:
         blocks: list[Block] = []
-        for step in trajectory.steps:
+        for step in steps:
             match step.action:
                 case Search(query):
                     context = "\n".join(passage.contents for passage in step.passages)
                     blocks.append(Block(step.completion.text.partition(self.asks)[0].strip(), query, context))
                 case Note(evidence) if blocks and not blocks[-1].conclusion:
                     blocks[-1] = replace(blocks[-1], conclusion=evidence)
-                case Answer(answer) if not blocks:
+                case Answer(answer) if answer and not blocks:
                     blocks.append(Block(step.completion.text.partition("<answer>")[0].strip(), conclusion=answer))
-        malformed = [step.action.reason for step in trajectory.steps if isinstance(step.action, Malformed)]
-        reason = malformed[0] if malformed else "" if trajectory.answer is not None else "no_answer"
-        return Reading(not reason, reason, tuple(blocks), trajectory.answer)
+        return tuple(blocks)
 
-    def read_text(self, text: str) -> Reading:
-        """Parse one step, or the steps of an attempt in a row; text around the tags is free, as it is in `read`."""
-        blocks: list[Block] = []
-        answer: str | None = None
-        found = [element for element in tags_with_text(text, _TAGS) if element[2] not in ECHOES]
-        for before, tag, body in found:
-            if tag == "query":
-                blocks.append(Block(before, body))
-            elif tag == "evidence" and blocks:
-                blocks[-1] = replace(blocks[-1], conclusion=_evidence(body))
-            elif tag == "answer":
-                answer = body or None
-                if answer and not blocks:
-                    blocks.append(Block(before, conclusion=answer))
-        reason = self._flaw(text, [(tag, body) for _, tag, body in found])
-        return Reading(not reason, reason, tuple(blocks), answer)
-
-    def _flaw(self, text: str, found: Sequence[tuple[str, str]]) -> str:
+    def _flaw(self, text: str, elements: Sequence[tuple[str, str]]) -> str:
         """Return the first flaw of the elements of a text; "" if they are well-formed."""
-        order = "".join(tag[0] for tag, _ in found)
+        order = "".join(tag[0] for tag, _ in elements)
         if not order:
-            return "unclosed_tag" if any(f"<{tag}>" in text for tag in _TAGS) else "no_tag"
+            return _without_tag(text)
         if "a" not in order:
             return "no_answer"
-        empty = next((f"empty_{tag}" for tag, body in found if not body), "")
-        return empty if _ORDER.fullmatch(order) else "order"
+        if not _ORDER.fullmatch(order):
+            return "order"
+        return next((f"empty_{tag}" for tag, body in elements if not body), "")
 
     def _chat(
         self,
@@ -152,19 +158,19 @@ class ReasonRAGFormat(InstructedFormat):
         if thoughts:
             user += ["Previous Thoughts:", *thoughts]
         if passages is not None:
-            user += ["Documents:", *self._documents(passages)]
+            user.append("Documents:")
+            for title, text in self.quoted_passages(passages):
+                user += [title.rstrip(), text]
+            if not passages:
+                user.append("None found.")
         system = self.texts[stage]
         if shared := self.texts.get("system"):
             user, system = [*user, "", system], shared
         return Prompt((Message("system", system), Message("user", "\n".join(user))), stop=stop)
 
-    def _documents(self, passages: Sequence[Passage]) -> list[str]:
-        if not passages:
-            return ["None found."]
-        lines: list[str] = []
-        for title, text in self.quoted_passages(passages):
-            lines += [title.rstrip(), text]
-        return lines
+
+def _without_tag(text: str) -> str:
+    return "unclosed_tag" if any(f"<{tag}>" in text for tag in _TAGS) else "no_tag"
 
 
 def thought(text: str) -> str:
@@ -196,21 +202,22 @@ def read(prompt: Prompt) -> View:
         ValueError: the prompt was not written by this format.
     """
     question, *lines = prompt.messages[-1].content.split("\n")
-    if turn := [line for line in prompt.prefix.split("\n") if line.strip()]:
-        lines += ["Turn:", *turn]
     if not question.startswith("Question: "):
         raise ValueError("not a prompt of the reasonrag format: its last message does not open with 'Question: '")
+    if turn := [line for line in prompt.prefix.split("\n") if line.strip()]:
+        lines += ["Turn:", *turn]
     # Thoughts end at the documents or at the empty line before an instruction; none of them is empty.
-    end = min((lines.index(mark) for mark in ("Documents:", "") if mark in lines), default=len(lines))
-    shown = lines[end + 1 :] if lines[end : end + 1] == ["Documents:"] else []
+    thoughts = list(itertools.takewhile(lambda line: line not in ("Documents:", ""), lines))
     documents: list[tuple[str, str]] = []
-    for title, text in zip(shown[::2], shown[1::2], strict=False):
-        if not title.startswith(f"[{len(documents) + 1}]"):
-            break  # "None found.", or the empty line
-        documents.append((title.partition("] ")[2], text))
+    if "Documents:" in lines[len(thoughts) : len(thoughts) + 1]:
+        shown = lines[len(thoughts) + 1 :]
+        for title, text in zip(shown[::2], shown[1::2], strict=False):
+            if not title.startswith(f"[{len(documents) + 1}]"):
+                break  # "None found.", or the empty line
+            documents.append((title.partition("] ")[2], text))
     return View(
         question=question.removeprefix("Question: "),
-        thoughts=tuple(lines[1:end]),  # without their label
+        thoughts=tuple(thoughts[1:]),  # without their label
         documents=tuple(documents),
         stage=Stage.GROUNDING if prompt.stop in (("</evidence>",), ("<|end_search_result|>",)) else Stage.REASONING,
         final=prompt.stop in (("</answer>",), ("}",)),

@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from reasonrag.llm.openai_wire import Wire, messages_of
 log = structlog.get_logger()
 
 _SEARCHES = re.compile(r"search|retriev|look_?up|query|find", re.IGNORECASE)
-_FOUND = "recorded"  # the id of the passage that holds what a recorded search returned
+_RESULT = "recorded"  # id of the passage that holds the result of a recorded search
 
 Call = Mapping[str, Any]
 
@@ -68,30 +68,32 @@ class RecordedFormat(ToolCallsFormat):
         self.trajectories: dict[tuple[str, str], list[Trajectory]] = {}
         self._openings: dict[tuple[str, str], tuple[Message, ...]] = {}
         self._results: set[Passage] = set()  # a passage of ours may have any id
+        self._thoughts_are_sent = False
         conversations: dict[str, list[Call]] = {}
         for call in calls:
             conversations.setdefault(call["conversation"], []).append(call)
-        sent: list[Message] = []
-        readable, unused = [], Counter[str]()
-        for told in conversations.values():
-            with self._counting(unused):
-                asked = [messages_of(call["request"]) for call in told]
-                self._has_search(asked[0])
-                sent += asked[-1]
-                readable.append((told, asked))
-        self._thoughts_are_sent = any("<think>" in m.content for m in sent if m.role == "assistant")
-        for told, asked in readable:
-            with self._counting(unused):
-                unused[self._take(told, asked, questions)] += 1
-        del unused[""]
-        self.questions = [q for q in questions if (q.dataset, q.id) in self.trajectories]
-        said = ", ".join(f"{count} {reason}" for reason, count in unused.items())
+        prompts: dict[str, list[tuple[Message, ...]]] = {}
+        unused = Counter[str]()
+        for name, conversation in conversations.items():
+            # An edited recording may hold anything.
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+                prompts[name] = [messages_of(call["request"]) for call in conversation]
+                self._find_search(prompts[name][0])
+                for message in prompts[name][-1]:
+                    self._thoughts_are_sent |= message.role == "assistant" and "<think>" in message.content
+        for name, conversation in conversations.items():
+            reason = "are not as OpenAI writes them"
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+                reason = self._take(conversation, prompts[name], questions)
+            unused.update([reason] if reason else [])
+        self.questions = [question for question in questions if _key(question) in self.trajectories]
+        reasons = ", ".join(f"{count} {reason}" for reason, count in unused.items())
         if not self.questions:
             raise DataError(
-                f"none of {len(conversations)} conversations can be branched: {said or 'the recording is empty'}"
+                f"none of {len(conversations)} conversations can be branched: {reasons or 'the recording is empty'}"
             )
-        if said:
-            log.warning(f"of {len(conversations)} conversations, {said}: not branched")
+        if reasons:
+            log.warning(f"of {len(conversations)} conversations, {reasons}: not branched")
 
     @property
     def fingerprint(self) -> str:
@@ -99,12 +101,12 @@ class RecordedFormat(ToolCallsFormat):
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """Return the agent's first messages, and the calls with their results; with `final` without functions."""
-        opening = self._openings[question.dataset, question.id]
+        opening = self._openings[_key(question)]
         messages = [message for message in opening if not (final and message.role == "tools")]
         return Prompt((*messages, *self.called(steps)))
 
-    def _words(self, message: str) -> str:
-        words = super()._words(message)  # a reasoning parser keeps thoughts apart, and most agents drop them
+    def _words(self, text: str) -> str:
+        words = super()._words(text)  # a reasoning parser keeps thoughts apart, and most agents drop them
         return words if self._thoughts_are_sent else words.rpartition("</think>")[2].strip()
 
     def documents(self, passages: Sequence[Passage]) -> str:
@@ -112,57 +114,55 @@ class RecordedFormat(ToolCallsFormat):
             return passages[0].contents  # as the agent read it, but inert
         return super().documents(passages)
 
-    @staticmethod
-    @contextlib.contextmanager
-    def _counting(unused: Counter[str]) -> Iterator[None]:
-        """Count a conversation that is not an OpenAI chat: an edited recording may hold anything."""
-        try:
-            yield
-        except (ValueError, LookupError, TypeError, AttributeError):
-            unused["are not as OpenAI writes them"] += 1
-
-    def _take(self, calls: Sequence[Call], asked: Sequence[tuple[Message, ...]], questions: Sequence[Question]) -> str:
+    def _take(
+        self, calls: Sequence[Call], prompts: Sequence[tuple[Message, ...]], questions: Sequence[Question]
+    ) -> str:
         """Keep a conversation as a trajectory, up to its first answer; return why it cannot be branched, or ""."""
-        users = "\n".join(message.content for message in asked[0] if message.role == "user")
-        question = max((q for q in questions if q.question in users), key=lambda q: len(q.question), default=None)
-        if question is None:
+        users = "\n".join(message.content for message in prompts[0] if message.role == "user")
+        named = [question for question in questions if question.question in users]
+        if not named:
             return "are about none of the questions"
-        key = question.dataset, question.id
-        asked = [tuple(_inert(message, question.question) for message in messages) for messages in asked]
-        if self._openings.setdefault(key, asked[0]) != asked[0]:
+        question = max(named, key=lambda candidate: len(candidate.question))
+        prompts = [tuple(_inert(message, question.question) for message in messages) for messages in prompts]
+        if self._openings.setdefault(_key(question), prompts[0]) != prompts[0]:
             return "begin otherwise than another one about their question"
-        if not self._has_search(asked[0]):
+        if not self._find_search(prompts[0]):
             return "have no function that searches"
         trajectory = Trajectory(question)
         for number, call in enumerate(calls):
             prompt = self.prompt(question, trajectory.steps)
-            if [_stripped(m) for m in prompt.messages] != [_stripped(m) for m in asked[number]]:
+            if _stripped(prompt.messages) != _stripped(prompts[number]):
                 return "rewrite their messages"
             choice = {"message": call["message"], "finish_reason": call["finish_reason"]}
             (completion,) = Wire("").completions(json.dumps({"choices": [choice]}).encode(), prompt, Sampling())
             action = self.parse(completion.text, trajectory.steps)
             if isinstance(action, Malformed):
                 return f"have a step that is no search and no answer ({action.reason})"
-            step = Step(prompt, completion, action)
             if isinstance(action, Answer):
-                self.trajectories.setdefault(key, []).append(trajectory.extend(step, StopReason.ANSWERED))
+                ended = trajectory.extend(Step(prompt, completion, action), StopReason.ANSWERED)
+                self.trajectories.setdefault(_key(question), []).append(ended)
                 return ""
-            found = asked[number + 1][len(prompt.messages) :] if number + 1 < len(calls) else ()
-            result = "\n".join(message.content for message in found if message.role == "tool")
-            found_then = Passage(_FOUND, result)
-            self._results.add(found_then)
-            trajectory = trajectory.extend(Step(prompt, completion, action, (found_then,)))
+            following = prompts[number + 1][len(prompt.messages) :] if number + 1 < len(calls) else ()
+            results = [message.content for message in following if message.role == "tool"]
+            passage = Passage(_RESULT, "\n".join(results))
+            self._results.add(passage)
+            trajectory = trajectory.extend(Step(prompt, completion, action, (passage,)))
         return "have no answer"
 
-    def _has_search(self, opening: Sequence[Message]) -> bool:
-        """Take name and argument of the function that searches."""
-        for message in (message for message in opening if message.role == "tools"):
-            for function in (tool["function"] for tool in json.loads(message.content)):
-                required = function.get("parameters", {}).get("required", ())
-                if _SEARCHES.search(function["name"]) and len(required) == 1:
-                    self.function, self.argument = function["name"], required[0]
+    def _find_search(self, opening: Sequence[Message]) -> bool:
+        """Take name and argument of the function that searches; return whether there is one."""
+        for message in opening:
+            for tool in json.loads(message.content) if message.role == "tools" else ():
+                name = tool["function"]["name"]
+                required = tool["function"].get("parameters", {}).get("required", ())
+                if _SEARCHES.search(name) and len(required) == 1:
+                    self.function, self.argument = name, required[0]
                     return True
         return False
+
+
+def _key(question: Question) -> tuple[str, str]:
+    return question.dataset, question.id
 
 
 def _inert(message: Message, question: str) -> Message:
@@ -172,5 +172,5 @@ def _inert(message: Message, question: str) -> Message:
     return replace(message, content=inert(message.content)) if message.role == "tool" else message
 
 
-def _stripped(message: Message) -> tuple[str, str]:
-    return message.role, message.content.strip()
+def _stripped(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    return [(message.role, message.content.strip()) for message in messages]

@@ -1,4 +1,4 @@
-"""`StreamFormat`, the base class of the formats that write a trajectory as one growing turn.
+"""`StreamFormat`, the base class of the formats that write a trajectory as one growing turn, and the shorter of them.
 
 The policy writes until a closing tag, the engine inserts the passages of a search, and the policy continues in the same
 turn. Each prompt extends the one before it, so a trajectory is one training row and sampled token ids are never decoded
@@ -25,11 +25,22 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import Block, InstructedFormat, Reading
-from reasonrag.formats.tags import SEALED, elements, observed, seal, tags, without_seals
+from reasonrag.formats.base import (
+    SEALED,
+    Block,
+    InstructedFormat,
+    Reading,
+    elements,
+    observed,
+    seal,
+    tags,
+    without_seals,
+)
 
 # Placeholder texts of the instructions. A policy that repeats one has neither asked nor answered.
 ECHOES = frozenset({"and", "query", "answer", "the answer", "a precise query", "..."})
+# Searches with their observations, and the answer: the order without thoughts and conclusions.
+_WITHOUT_THOUGHTS = re.compile("(SI)*A")
 
 
 class StreamFormat(InstructedFormat):
@@ -41,8 +52,8 @@ class StreamFormat(InstructedFormat):
     `thought_order` (searches, observations and answer are in order, thoughts are missing or too many), `stray_text`,
     `empty_TAG`. A turn with only one of the last three is still usable.
 
-    A checkpoint that was trained with marks instead of tags has a `dialect`: what it writes is rewritten into tags
-    before it is parsed, and only then.
+    A checkpoint that was trained with marks instead of tags overrides `in_tags`: what it writes is rewritten into tags
+    before it is parsed, and only then (`papers.dialects`).
     """
 
     append_only = True
@@ -54,9 +65,7 @@ class StreamFormat(InstructedFormat):
     cue: ClassVar[str] = "<answer>"  # inserted to force an answer
     thinks: ClassVar[str] = "think"  # the tag around a thought
     concludes: ClassVar[str] = "think"  # the tag around the conclusion from the passages
-    # Patterns of a checkpoint's own marks, each with the tags that it stands for; applied in order.
-    dialect: ClassVar[tuple[tuple[re.Pattern[str], str], ...]] = ()
-    query_mark: ClassVar[str] = ""  # mark of a checkpoint before a query, if not the tag
+    plans: ClassVar[bool] = False  # whether the first thought is a plan
     final_stops: ClassVar[tuple[str, ...]] = ("</answer>",)  # where the answer is forced
     # The order of the tags: thought T, search S, observation I, conclusion R (T if that is a thought), answer A.
     grammar: ClassVar[re.Pattern[str]] = re.compile("T(SIT)*A")
@@ -76,13 +85,15 @@ class StreamFormat(InstructedFormat):
         """Return the policy's words as it sampled them, and the texts inserted between them."""
         spans = [Span(self.opening)]
         for step in steps:
-            if cue := self._cue_of(step):
-                spans.append(Span(cue))
-            spans += [
-                Span(step.completion.text, step.completion.token_ids, by_policy=True),
-                Span(self.after(step.action, self.documents(step.passages))),
-            ]
+            spans.append(Span(self._cue_of(step)))
+            spans.append(Span(step.completion.text, step.completion.token_ids, by_policy=True))
+            spans.append(Span(self.after(step.action, self.documents(step.passages))))
         return _joined(spans)
+
+    @property
+    def query_mark(self) -> str:
+        """The text that begins a query."""
+        return f"<{self.search}>"
 
     def after(self, action: Action, documents: str) -> str:
         """Return the text inserted after a step: the passages of a search."""
@@ -90,7 +101,7 @@ class StreamFormat(InstructedFormat):
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse the tag that ends the completion: a search or the answer. Anything else ends the trajectory."""
-        completion = self._in_tags(self.cue + completion if final else completion)
+        completion = self.in_tags(self.cue + completion if final else completion)
         if final:
             body, closing, _ = completion.partition("</answer>")
             # The cue has opened the tag; a policy that opens it again means the same.
@@ -103,8 +114,8 @@ class StreamFormat(InstructedFormat):
                     return Malformed(f"unopened_{tag}", ends=True)
                 body = completion[opened + len(tag) + 2 : completion.rfind(f"</{tag}>")]
                 return self._answer(body) if tag == "answer" else self._search(body)
-        unclosed = any(f"<{tag}>" in completion for tag in (self.search, "answer"))
-        return Malformed("unclosed_tag" if unclosed else "no_tag", ends=True)
+        is_open = f"<{self.search}>" in completion or "<answer>" in completion
+        return Malformed("unclosed_tag" if is_open else "no_tag", ends=True)
 
     def read(self, trajectory: Trajectory) -> Reading:
         """Parse a whole trajectory. Observations are sealed, so that no text in them is parsed as a tag."""
@@ -115,26 +126,24 @@ class StreamFormat(InstructedFormat):
             if isinstance(step.action, Search):
                 observations.append(self.documents(step.passages))
             turn.append(self.after(step.action, SEALED))
-        return self._read(self._in_tags("".join(turn)), observations, trajectory.answer)
+        return self._read(self.in_tags("".join(turn)), observations, trajectory.answer)
 
     def read_text(self, text: str) -> Reading:
         """Parse a trajectory of unknown origin: an observation is the text in its tag after a search (`tags.seal`).
 
         The answer is the last one that does not repeat an instruction, well-formed or not.
         """
-        sealed, observations = seal(self._in_tags(text), self._names, search=self.search, found=self.found)
+        sealed, observations = seal(self.in_tags(text), self._names, search=self.search, found=self.found)
         answers = [body for _, body in tags(sealed, ("answer",)) if body not in ECHOES]
         answer = answers[-1].replace(SEALED, "") if answers else ""
         return self._read(sealed, observations, answer or None)
 
     def observed(self, text: str) -> list[tuple[str, str]]:
         """Return the text of the policy before each observation with the observation, then the rest of the text."""
-        return observed(self._in_tags(text), self._names, search=self.search, found=self.found)
+        return observed(self.in_tags(text), self._names, search=self.search, found=self.found)
 
-    def _in_tags(self, text: str) -> str:
-        """Return the text with the marks of the dialect rewritten into tags."""
-        for mark, meaning in self.dialect:
-            text = mark.sub(meaning, text)
+    def in_tags(self, text: str) -> str:
+        """Return the text with a checkpoint's own marks rewritten into tags; a format of tags has none."""
         return text
 
     @property
@@ -147,11 +156,9 @@ class StreamFormat(InstructedFormat):
         if self._has_written_observation(text):
             broken = "written_observation"
         reason = broken or self._flaw(pieces, stray, answer)
-        return Reading(not reason, reason, self._blocks(pieces, observations, answer), answer, self._plan(pieces))
-
-    def _plan(self, pieces: Sequence[tuple[str, str]]) -> str:
-        """Return the plan that the policy wrote first, in a format that asks for one."""
-        return ""
+        thoughts = (body for tag, body in pieces if tag == self.thinks)
+        plan = next(thoughts, "") if self.plans else ""
+        return Reading(not reason, reason, self._blocks(pieces, observations, answer), answer, plan)
 
     def _has_written_observation(self, text: str) -> bool:
         """Return whether there is an observation tag without the seal that marks the engine's own."""
@@ -223,10 +230,6 @@ class StreamFormat(InstructedFormat):
         return super()._quote(without_seals(text))
 
 
-# Searches with their observations, and the answer: the order without thoughts and conclusions.
-_WITHOUT_THOUGHTS = re.compile("(SI)*A")
-
-
 @dataclass(slots=True)
 class _Draft:
     """A `Block` whose parts are still being collected while a turn is parsed."""
@@ -251,3 +254,53 @@ def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
         else:
             joined.append(span)
     return tuple(joined)
+
+
+class SearchR1Format(StreamFormat):
+    """`<think>`, `<search>`, `<information>`, `<answer>`: Search-R1's (arXiv:2503.09516), the outcome baseline.
+
+    Well-formed: `think (search information think)* answer`. The paper's template (Table 1) asks for reasoning "first
+    every time you get new information", so a thought comes first and one follows each search's passages. Published
+    trajectories of policies that were trained without a format reward often leave a thought out (`thought_order`) or
+    open with a sentence of their own (`stray_text`): they are not well-formed, their searches and answers are read all
+    the same.
+    """
+
+    name = "search_r1"
+
+
+class SearchP1Format(StreamFormat):
+    """`<reasoning>` with an explicit plan, then `<tool_call>`, `<tool_response>`, and `<answer>`.
+
+    Well-formed: `reasoning (tool_call tool_response reasoning?)* answer`. The first reasoning is the plan, which Alg. 2
+    opens itself (line 1) and App. D.1 demands ("In the first turn, you MUST break the question down"); it also asks for
+    one call a turn, and for a check of each result, which Fig. 10 shows may be left out before the next call. That a
+    trajectory without a call earns nothing (Alg. 3, lines 2 to 7) is the reward's business, not the format's.
+
+    The budget B of Alg. 2 counts calls: it is `max_steps - 1`, so the paper's B = 4 is `max_steps` 5.
+    """
+
+    name = "search_p1"
+    search = "tool_call"
+    found = "tool_response"
+    thinks = "reasoning"
+    concludes = "reasoning"
+    stops = ("</tool_call>", "</answer>")
+    opening = "<reasoning>"
+    plans = True
+    grammar = re.compile("T(SIT?)*A")
+
+
+class WhenToSearchFormat(StreamFormat):
+    """`<think>`, `<search>`, `<information>`, `<reflect>`, `<answer>`.
+
+    Well-formed is one of the two structures of sec. 3.3: without a search `think reflect answer` (App. B.4, points 1
+    and 2); else "multiple iterations of think, search, information, reflect", then the answer. Only the first
+    iteration has to think: point 5 lets a policy search again right after it has reflected, as it does in Table 9. So
+    `think (reflect | search information reflect (think? search information reflect)*) answer`; between the last
+    reflection and the answer nothing may stand (point 4).
+    """
+
+    name = "when_to_search"
+    concludes = "reflect"
+    grammar = re.compile("T(R|SIR(T?SIR)*)A")

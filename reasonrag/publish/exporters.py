@@ -30,7 +30,7 @@ from reasonrag.core.types import Message, Prompt, Question
 from reasonrag.dpo.pairs import in_test_split, repeated_questions
 from reasonrag.dpo.preferences import StepSides, Unusable, read_row
 from reasonrag.formats.base import PromptSet
-from reasonrag.formats.search_r1 import SearchR1Format
+from reasonrag.formats.stream import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
 from reasonrag.storage.files import write_json, writing

@@ -22,8 +22,7 @@ from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
 from reasonrag.core.errors import JudgeError, LLMError
 from reasonrag.core.text import one_line, quotable, unique
 from reasonrag.core.types import Message, Prompt, Question, Trajectory
-from reasonrag.formats.base import PromptSet, fingerprint
-from reasonrag.formats.tags import last_tag, tags
+from reasonrag.formats.base import PromptSet, fingerprint, last_tag, tags
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rollout import derive_seed
 

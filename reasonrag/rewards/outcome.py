@@ -47,8 +47,7 @@ def outcome_reward(
 
 def search_tag(format: Any) -> str | None:
     """Return the tag that opens a search; None in formats that have none, as only those of one growing turn do."""
-    mark = getattr(format, "query_mark", None)
-    return None if mark is None else mark or f"<{format.search}>"
+    return getattr(format, "query_mark", None)
 
 
 def search_confidence(trajectory: Trajectory, opening: str, decode: Callable[[Sequence[int]], str]) -> float | None:

@@ -31,8 +31,6 @@ SEARCHES = {
     "hiprag": "<step><reasoning>t</reasoning><search>Jaws</search>",
     "search_p1": "<reasoning>t</reasoning><tool_call>Jaws</tool_call>",
     "when_to_search": "<think>t</think><search>Jaws film</search>",
-    "r1_searcher": "t <|begin_of_query|>Jaws<|end_of_query|>",
-    "react": "Thought: t\nAction: search[Jaws]",
     "tool_calls": f"t {CALL}",
 }
 OTHERS = [

@@ -23,7 +23,7 @@ from reasonrag.core.types import (
 from reasonrag.evaluation.judged import NOT_JUDGED, StepCounts, Verdicts
 from reasonrag.evaluation.metrics import METRICS, Attempt, attempt_values, hops, kind, trajectory_row
 from reasonrag.formats import ReasonRAGFormat
-from reasonrag.formats.tags import last_tag
+from reasonrag.formats.base import last_tag
 from reasonrag.storage.parquet import read_parquet, write_parquet
 from reasonrag.storage.questions import load_questions
 from reasonrag.storage.tables import trajectory_schema

@@ -23,9 +23,8 @@ from reasonrag.core.errors import InputError
 from reasonrag.core.text import cover_match, exact_match, normalize_answer, redact, token_f1
 from reasonrag.core.types import Answer, Completion, Malformed, Note, Passage, Prompt, Search, Step, Trajectory
 from reasonrag.formats import FORMATS
-from reasonrag.formats.base import Reading
+from reasonrag.formats.base import SEALED, Reading
 from reasonrag.formats.recorded import RecordedFormat
-from reasonrag.formats.tags import SEALED
 from reasonrag.formats.tool_calls import PARSERS, ToolCallsFormat
 from reasonrag.rewards.judge import last_json_object, parse_score, read_boolean, read_path, read_plan, read_yes_no
 from reasonrag.storage.records import CALLS, read_calls

@@ -58,21 +58,9 @@ _ABOUT = {
     ),
     "tool_calls": (
         "Native tool calls",
-        "as Qwen, Llama and Gemma write them",
+        "as Qwen and Llama write them",
         "call* answer, one message each; words before a call are free",
         "`max_steps` - 1 calls",
-    ),
-    "r1_searcher": (
-        "R1-Searcher",
-        "arXiv:2503.05592",
-        "think[ (query documents)* ] answer",
-        "`max_steps` - 1 searches",
-    ),
-    "react": (
-        "ReAct, FireAct",
-        "arXiv:2210.03629, arXiv:2310.05915",
-        "(Thought search Observation)* Thought finish, a line each",
-        "`max_steps` - 1 searches",
     ),
 }
 
@@ -138,7 +126,7 @@ def _table() -> str:
     for name, format in ((name, make()) for name, make in FORMATS.items()):
         title, paper, form, budget = _ABOUT[name]
         if isinstance(format, StreamFormat):
-            behind = _code(*re.findall(r"<\|?\w+\|?>|\w+:", format.after(Search("q"), "")))
+            behind = _code(*re.findall(r"<\w+>", format.after(Search("q"), "")))
             put_in = (_code(*format.stops), _code(format.opening), behind, _code(format.cue))
         else:
             put_in = (_code("</query>", "</evidence>", "</answer>"), "", "a chat that shows the passages", "")

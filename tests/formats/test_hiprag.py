@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from reasonrag.core.types import Note, Search, StopReason, Trajectory
 from reasonrag.formats import FORMATS
+from reasonrag.formats.base import seal
 from reasonrag.formats.hiprag import check
-from reasonrag.formats.tags import seal
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rollout import Engine
 from tests.formats.algorithms import format_checker

@@ -8,7 +8,7 @@ import pytest
 
 from reasonrag.core.types import Answer, Completion, Passage, Prompt, Search, Step, Trajectory
 from reasonrag.formats import FORMATS
-from reasonrag.formats.tags import SEALED, last_tag, tags
+from reasonrag.formats.base import SEALED, last_tag, tags
 from tests.growth import LIMIT, growth
 from tests.toys import QUESTION
 

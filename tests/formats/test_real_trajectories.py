@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -74,28 +73,3 @@ def test_the_recorded_answers_are_found_well_formed_or_not(source, recorded, pub
         if row["format"] == source and row.get("prediction") is not None
     ]
     assert (len(compared), sum(compared)) == (recorded, recorded)
-
-
-def test_r1_searchers_trajectories_are_read_as_they_were_run(published):
-    format = FORMATS["r1_searcher"]()
-    own = [row for row in published if row["format"] == "r1-searcher"]
-    read = [format.read_text(row["text"]) for row in own]
-    assert all(reading.well_formed for reading in read) and len(read) == 595
-    assert [reading.answer for reading in read] == [row["prediction"].strip() for row in own]
-    written = [re.findall(r"(?s)<\|begin_of_query\|>(.*?)<\|end_of_query\|>", row["text"]) for row in own]
-    assert [list(reading.queries) for reading in read] == [[*map(str.strip, queries)] for queries in written]
-    assert sum(map(len, written)) == 1412
-    assert all(block.context for reading in read for block in reading.blocks if block.is_search)
-
-
-def test_fireacts_trajectories_are_read_as_they_were_run(published):
-    """One log takes the thought behind the answer along; one trajectory has words behind a search, so it made none."""
-    format = FORMATS["react"]()
-    own = [row for row in published if row["format"] == "react"]
-    read = [format.read_text(row["text"]) for row in own]
-    assert Counter(reading.reason for reading in read) == {"": 260, "empty_answer": 1, "written_observation": 1}
-    answers = [normalize_answer(reading.answer or "") for reading in read]
-    assert sum(answer == row["prediction"] for answer, row in zip(answers, own, strict=True)) == 261
-    written = [re.findall(r"(?m)^Action: search\[(.*)\]$", row["text"]) for row in own]
-    assert [list(reading.queries) for reading in read] == written
-    assert sum(map(len, written)) > 500

@@ -22,7 +22,7 @@ from reasonrag.core.types import (
     Trajectory,
 )
 from reasonrag.formats import FORMATS, StreamFormat
-from reasonrag.formats.tags import SEALED
+from reasonrag.formats.base import SEALED
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rollout import Engine
 from tests.toys import LUCAS, QUESTION, SPIELBERG, ToyRetriever
@@ -35,8 +35,6 @@ SEARCHES = {
     "hiprag": ["t</reasoning>\n<search>Jaws</search>", "c</conclusion>", "</think>\n"],
     "search_p1": ["t</reasoning>\n<tool_call>Jaws</tool_call>", "<reasoning>c</reasoning>\n"],
     "when_to_search": ["<think>t</think>\n<search>Jaws</search>", "<reflect>c</reflect>\n"],
-    "r1_searcher": ["t <|begin_of_query|>Jaws<|end_of_query|>", "c</think>\n"],
-    "react": ["Thought: t\nAction: search[Jaws]", "Thought: c\n"],
 }
 
 every_format = pytest.mark.parametrize("name", list(STREAMS))
@@ -247,13 +245,12 @@ def test_a_seal_cannot_be_smuggled_in(name):
 @every_format
 def test_a_forced_answer_is_read(name):
     asks = SEARCHES[name][:2] if name == "hiprag" else SEARCHES[name][:1]
-    closing = "]" if name == "react" else "</answer>"
-    trajectory = run(name, [*asks, f"Steven Spielberg{closing}"], max_steps=2)
+    trajectory = run(name, [*asks, "Steven Spielberg</answer>"], max_steps=2)
     assert trajectory.stop_reason is StopReason.FORCED_ANSWER
     assert trajectory.steps[-1].prompt.prefix.endswith(STREAMS[name].cue)
     reading = STREAMS[name].read(trajectory)
     assert reading.answer == "Steven Spielberg" and reading.queries == ("Jaws",)
-    assert reading.reason == ("" if name in ("hiprag", "search_p1", "r1_searcher") else "thought_order")
+    assert reading.reason == ("" if name in ("hiprag", "search_p1") else "thought_order")
 
 
 @every_format

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reasonrag.core.text import inert
-from reasonrag.formats.tags import last_tag
+from reasonrag.formats.base import last_tag
 
 TAGS = ("query", "evidence", "answer")
 PIECES = ["<", ">", "/", "|", "query", "answer", "im_end", "\u2028", "\x00"]

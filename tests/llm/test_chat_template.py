@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS
+from reasonrag.core.settings import CHAT_TEMPLATES
 from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.row_sampling import end_token_ids
@@ -50,7 +50,7 @@ def base(tmp_path_factory):
 @pytest.mark.parametrize("template", CHAT_TEMPLATES)
 def test_a_base_model_gets_a_shipped_template_and_its_end_of_turn(template, base, tmp_path):
     chat = ChatTemplate.load(str(base), template=template)
-    assert chat.text(PROMPT) == SHOWN[template.removesuffix(WITH_TOOLS)]
+    assert chat.text(PROMPT) == SHOWN[template.removesuffix("-tools")]
     assert chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn) == CHAT_TEMPLATES[template]
     assert chat.tokenizer.eos_token == "<eos>"
     chat.tokenizer.save_pretrained(tmp_path)
@@ -88,7 +88,7 @@ def test_a_template_that_the_model_cannot_end_a_turn_of_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (None, "neither gemma, chatml, llama3, gemma-tools, chatml-tools, llama3-tools nor a file"),
+        (None, "neither gemma, chatml, llama3, chatml-tools, llama3-tools nor a file"),
         ("{% for %}", "cannot show a chat"),
     ],
 )

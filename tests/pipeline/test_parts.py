@@ -70,7 +70,7 @@ def test_flashrags_folders_name_the_data_set(files, tmp_path):
 def test_formats_and_retrievers_of_ones_own_are_named_by_module():
     config = load_config(overrides={"format.name": "python:reasonrag.formats.reasonrag:ReasonRAGFormat"})
     assert isinstance(open_format(config), ReasonRAGFormat)
-    shipped = {"reasonrag", "search_r1", "hiprag", "search_p1", "when_to_search", "tool_calls", "r1_searcher", "react"}
+    shipped = {"reasonrag", "search_r1", "hiprag", "search_p1", "when_to_search", "tool_calls"}
     assert set(FORMATS) == shipped
     with pytest.raises(ConfigError, match=r"bm25, dense, hybrid, remote, python:"):
         open_retriever(load_config(overrides={"retrieval.kind": "splade"}), [])

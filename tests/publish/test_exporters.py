@@ -14,7 +14,7 @@ from reasonrag.dpo.pairs import in_test_split
 from reasonrag.dpo.preferences import Unusable, read_row
 from reasonrag.dpo.token_rows import encode
 from reasonrag.formats import FORMATS
-from reasonrag.formats.search_r1 import SearchR1Format
+from reasonrag.formats.stream import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.publish.exporters import (
     EXPORTERS,

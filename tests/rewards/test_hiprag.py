@@ -168,8 +168,6 @@ READABLE = {
         f"Based on the query, the relevant evidence is <evidence>{FACT}</evidence>",
         "So the answer is <answer>x</answer>",
     ),
-    "r1_searcher": ("So <|begin_of_query|>Jaws<|end_of_query|>", f"{FACT}</think><answer>x</answer>"),
-    "react": ("Thought: so\nAction: search[Jaws]", f"Thought: {FACT}\nAction: finish[x]"),
     "tool_calls": (
         '<tool_call>{"name": "search", "arguments": {"query": "Jaws"}}</tool_call>',
         f"<think>{FACT}</think>x",

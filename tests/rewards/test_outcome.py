@@ -94,8 +94,6 @@ def spelled(ids):
 DOUBTS = {  # a thought and an answer in doubt, a search in doubt, the second of two in doubt
     "search_r1": ("<think>a film{}</think>", "<search>who made {}Jaws</search>", "<answer>{}</answer>"),
     "hiprag": ("a film{}</reasoning>", "<search>who made {}Jaws</search>", "</think><answer>{}</answer>"),
-    "r1_searcher": ("a film{}", "<|begin_of_query|>who made {}Jaws<|end_of_query|>", "</think><answer>{}</answer>"),
-    "react": ("Thought: a film{}\n", "Action: search[who made {}Jaws]", "Thought: so\nAction: finish[{}]"),
 }
 
 

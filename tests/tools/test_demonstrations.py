@@ -8,7 +8,7 @@ import pytest
 from reasonrag.core.text import exact_match
 from reasonrag.demo.judge import demo_format
 from reasonrag.demo.world import KINDS, Part, demo_questions, make_world, names
-from reasonrag.formats.tags import last_tag
+from reasonrag.formats.base import last_tag
 from tools.demo_policy.curriculum import Curriculum, vocabulary_texts
 from tools.demo_policy.demonstrations import FAULTLESS, MAX_STEPS, Demonstrator, Habits
 from tools.demo_policy.tokens import ASSISTANT, END, make_tokenizer, pieces

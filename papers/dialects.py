@@ -1,33 +1,43 @@
-"""Formats of published checkpoints: Search-R1's tags, and two that write marks of their own (`StreamFormat.dialect`).
+"""Formats of published checkpoints that write marks of their own instead of tags.
 
-The instructions of R1-Searcher and ReAct are not shipped: write them into `FOLDER/NAME/instruction.txt` and add
-`--prompts FOLDER`.
+Each is named by a configuration, as `--set format.name=python:papers.dialects:ReActFormat`. What such a policy writes
+is rewritten into the tags of `search_r1` before it is parsed, and only then, so every reward and metric reads it. The
+instructions of the papers are not here, only ours: to give a checkpoint its own, write it into
+`FOLDER/NAME/instruction.txt` and add `--prompts FOLDER`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 from reasonrag.core.types import Action, Passage, Search
-from reasonrag.formats.base import Reading
+from reasonrag.formats.base import PromptSet, Reading
 from reasonrag.formats.stream import StreamFormat
 
-
-class SearchR1Format(StreamFormat):
-    """`<think>`, `<search>`, `<information>`, `<answer>`: Search-R1's (arXiv:2503.09516), the outcome baseline.
-
-    Well-formed: `think (search information think)* answer`. The paper's template (Table 1) asks for reasoning "first
-    every time you get new information", so a thought comes first and one follows each search's passages. Published
-    trajectories of policies that were trained without a format reward often leave a thought out (`thought_order`) or
-    open with a sentence of their own (`stray_text`): they are not well-formed, their searches and answers are read all
-    the same.
-    """
-
-    name = "search_r1"
+_PROMPTS = Path(__file__).parent / "prompts"
 
 
-class R1SearcherFormat(StreamFormat):
+class Dialect(StreamFormat):
+    """A growing turn with marks instead of tags. `marks` are patterns with the tags that they stand for, in order."""
+
+    marks: ClassVar[tuple[tuple[re.Pattern[str], str], ...]]
+
+    def __init__(self, prompts: PromptSet | None = None, **shown: Any) -> None:
+        prompts = prompts or PromptSet.find()
+        if not prompts.has(f"{self.name}/instruction"):
+            prompts = PromptSet(_PROMPTS / ("brief" if prompts.folder.name == "brief" else "default"))
+        super().__init__(prompts, **shown)
+
+    def in_tags(self, text: str) -> str:
+        for mark, meaning in self.marks:
+            text = mark.sub(meaning, text)
+        return text
+
+
+class R1SearcherFormat(Dialect):
     """One `<think>` with searches between special marks, then `<answer>` (R1-Searcher, arXiv:2503.05592).
 
     Well-formed is what Search-R1's order asks for, each piece of the thought being one: `think (search information
@@ -40,7 +50,7 @@ class R1SearcherFormat(StreamFormat):
     cue = "</think>\n\n<answer>"
     stops = ("<|end_of_query|>", "</answer>")
     query_mark = "<|begin_of_query|>"
-    dialect = (
+    marks = (
         (re.compile(r"<\|begin_of_query\|>"), "</think><search>"),
         (re.compile(r"<\|end_of_query\|>"), "</search>"),
         (re.compile(r"<\|begin_of_documents\|>\n?"), "<information>"),
@@ -55,7 +65,7 @@ class R1SearcherFormat(StreamFormat):
         return super().read_text(text if "<think>" in text else self.opening + text)
 
 
-class ReActFormat(StreamFormat):
+class ReActFormat(Dialect):
     """Lines of `Thought:`, `Action: search[...]`, `Observation:` and `Action: finish[...]` (ReAct, arXiv:2210.03629).
 
     So do FireAct's checkpoints write (arXiv:2310.05915). Well-formed: `Thought (search Observation Thought)* finish`, a
@@ -68,7 +78,7 @@ class ReActFormat(StreamFormat):
     stops = ("]", "\nObservation:")
     final_stops = ("]",)
     query_mark = "search["
-    dialect = (
+    marks = (
         (re.compile(r"(?mi)^Thought(?: \d+)?:[ \t]*(.*)$"), r"<think>\1</think>"),
         (re.compile(r"(?mi)^Action(?: \d+)?:[ \t]*search\[(.*)\][ \t]*$"), r"<search>\1</search>"),
         (re.compile(r"(?mi)^Action(?: \d+)?:[ \t]*finish\[(.*)\][ \t]*$"), r"<answer>\1</answer>"),
@@ -83,7 +93,7 @@ class ReActFormat(StreamFormat):
         return super().documents(passages).replace("\n", " ")
 
     def read_text(self, text: str) -> Reading:
-        begun = re.search("(?mi)^Thought(?: \\d+)?:", text)
-        tagged = self._in_tags(text[begun.start() :] if begun else text)
+        first_thought = re.search("(?mi)^Thought(?: \\d+)?:", text)
+        tagged = self.in_tags(text[first_thought.start() :] if first_thought else text)
         answered = tagged.find("</answer>")
         return super().read_text(tagged[: answered + len("</answer>")] if answered >= 0 else tagged)
