@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -21,7 +21,6 @@ from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.models import check_llm, commits, once_up, open_llm
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.open import open_index
-from reasonrag.rewards.judge import JudgeService, ProcessJudge
 from reasonrag.rollout import Engine, FirstSteps
 from reasonrag.storage.questions import (
     leave_out,
@@ -32,6 +31,9 @@ from reasonrag.storage.questions import (
     questions_fingerprint,
     sample_questions,
 )
+
+if TYPE_CHECKING:
+    from reasonrag.rewards.judge import JudgeService, ProcessJudge
 
 log = structlog.get_logger()
 
@@ -215,11 +217,15 @@ def open_engine(
 
 def open_judge(llm: LLM, config: Config) -> ProcessJudge:
     """Create the process judge of Eq. 6 on a given model."""
+    from reasonrag.rewards.judge import ProcessJudge
+
     return ProcessJudge(llm, PromptSet.find(config.format.prompts), sampling=sampling(config.judge.llm))
 
 
 def judge_service(llm: LLM, judge: JudgeConfig, prompts: PromptSet) -> JudgeService:
     """Create the service that rewards and metrics ask for verdicts, on a given model."""
+    from reasonrag.rewards.judge import JudgeService
+
     # An engine with slots has its own time limit, which does not count the wait for a slot.
     engine = llm.inner if isinstance(llm, JournaledLLM) else llm
     deadline_s = None if hasattr(engine, "slots") else judge.timeout_s

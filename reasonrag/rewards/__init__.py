@@ -9,12 +9,19 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import import_plugin, make_plugin
 from reasonrag.core.settings import nearest
 from reasonrag.formats.base import Format
-from reasonrag.rewards.base import MISSING, Encoder, Reward, RewardParts, Score
-from reasonrag.rewards.functions import FunctionReward, trl_columns
+from reasonrag.rewards.base import (
+    MISSING,
+    Encoder,
+    FunctionReward,
+    Reward,
+    RewardParts,
+    RewardSettings,
+    Score,
+    trl_columns,
+)
 from reasonrag.rewards.hiprag import HiPRAGReward
 from reasonrag.rewards.outcome import OutcomeReward, PRMReward, SPREReward
 from reasonrag.rewards.search_p1 import SearchP1Reward
-from reasonrag.rewards.settings import RewardSettings
 from reasonrag.rewards.when_to_search import WhenToSearchReward
 
 # Each is made with the settings of all rewards and with `RewardParts`; its `needs` name the parts that it uses.
@@ -36,18 +43,13 @@ def reward_needs(settings: RewardSettings, format: Format) -> frozenset[str] | N
     Raises:
         ConfigError: the reward's name is unknown, it does not suit the format, or a function has no known form.
     """
-    reward: Any
-    if ":" not in settings.name:
-        if settings.name not in REWARDS:
-            raise ConfigError(
-                f"reward {settings.name!r} is unknown{nearest(settings.name, REWARDS)}, python:PACKAGE.MODULE:NAME"
-            )
-        reward = REWARDS[settings.name]
-    else:
-        reward = import_plugin(settings.name)
-        if not isinstance(reward, type):
-            trl_columns(reward, settings.name)
-            return frozenset()
+    name = settings.name
+    if ":" not in name and name not in REWARDS:
+        raise ConfigError(f"reward {name!r} is unknown{nearest(name, REWARDS)}, python:PACKAGE.MODULE:NAME")
+    reward: Any = import_plugin(name) if ":" in name else REWARDS[name]
+    if not isinstance(reward, type):
+        trl_columns(reward, name)
+        return frozenset()
     needs = getattr(reward, "needs", None)
     return needs(settings, format) if callable(needs) else needs
 
@@ -58,17 +60,12 @@ def open_reward(settings: RewardSettings, parts: RewardParts) -> Reward:
     Raises:
         ConfigError: the reward's name is unknown, or a part that it needs is missing.
     """
-    check_needs(settings, parts)
+    for need in sorted(reward_needs(settings, parts.format) or ()):
+        if getattr(parts, need, None) is None:
+            raise ConfigError(f"reward {settings.name} needs {MISSING.get(need, need)}")
     if ":" not in settings.name:
         return REWARDS[settings.name](settings, parts)
     if not isinstance(plugin := import_plugin(settings.name), type):
         return FunctionReward(plugin, settings.name.removeprefix("python:"), parts)
     reward: Reward = make_plugin(settings.name, ("score",), settings, parts)
     return reward
-
-
-def check_needs(settings: RewardSettings, parts: RewardParts) -> None:
-    """Raise ConfigError if the named reward needs a part that is missing."""
-    for need in sorted(reward_needs(settings, parts.format) or ()):
-        if getattr(parts, need, None) is None:
-            raise ConfigError(f"reward {settings.name} needs {MISSING.get(need, need)}")

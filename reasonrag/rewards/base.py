@@ -1,21 +1,27 @@
 """Rewards score finished trajectories and explain each score; a failure is never a score.
 
 `Reward` is the protocol. `BatchReward` is the base class of the shipped rewards: one trajectory at a time, with the
-components that all rewards report.
+components that all rewards report. `FunctionReward` takes a plain function: TRL's convention for a batch, or one
+trajectory to one number. The settings of the rewards stand at the end: a section each, with the paper's values as
+defaults and its ablations as switches.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import structlog
+from pydantic import Field, model_validator
 
-from reasonrag.core.errors import BackendError, InputError, Interrupted
+from reasonrag.core.config import PRM
+from reasonrag.core.errors import BackendError, ConfigError, InputError, Interrupted
+from reasonrag.core.settings import Section, constants, execution, setting
 from reasonrag.core.text import cover_match, exact_match, excerpt, token_f1
 from reasonrag.core.types import Search, Trajectory
 from reasonrag.formats.base import Format, Reading
@@ -158,11 +164,12 @@ def finite(score: Score) -> Score:
     >>> finite(Score(float("nan"), {"em": 1.0}))
     Score(value=None, parts={'em': 1.0}, cause='not_finite', steps=())
     """
+    parts: Components = {}
+    for name, part in score.parts.items():
+        parts[name] = part if part is None or math.isfinite(part) else None
     numbers = [score.value, *score.parts.values(), *score.steps]
-    if all(number is None or math.isfinite(number) for number in numbers):
-        return score
-    parts = {name: part if part is not None and math.isfinite(part) else None for name, part in score.parts.items()}
-    return Score(None, parts, "not_finite")
+    is_finite = all(number is None or math.isfinite(number) for number in numbers)
+    return score if is_finite else Score(None, parts, "not_finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,22 +199,18 @@ class BatchReward:
             Interrupted: the run is shutting down, and a new call would be needed.
             InputError: no trajectory can be scored, for example without a prompt text or with a full disk.
         """
-        scores: list[Score | None] = []
-        batch: list[Read] = []
+        batch = []
         for trajectory in trajectories:
-            read = self._read(trajectory)
-            if isinstance(read, Read):
-                batch.append(read)
-            scores.append(None if isinstance(read, Read) else read)
+            reading = self.format.read(trajectory)
+            batch.append(Read(trajectory, reading, common_parts(trajectory, reading)))
         try:
-            values = iter(await self._values(batch, step))
-        except (Interrupted, InputError):
-            raise
+            scores = await self._values(batch, step)
         except Exception as error:
-            values = iter([Score(None, read.parts, cause_of(error)) for read in batch])
-        complete = [finite(next(values) if score is None else score) for score in scores]
-        self.counts.update(score.cause for score in complete if score.value is None)
-        return complete
+            cause = cause_of(error)
+            scores = [Score(None, read.parts, cause) for read in batch]
+        scores = [finite(score) for score in scores]
+        self.counts.update(score.cause for score in scores if score.value is None)
+        return scores
 
     def observe(self, scores: Sequence[Score], *, step: int) -> None:
         pass
@@ -226,28 +229,309 @@ class BatchReward:
         """Score one trajectory and put its components into `read.parts`."""
         raise NotImplementedError
 
-    def _read(self, trajectory: Trajectory) -> Read | Score:
-        if trajectory.stop_reason is None:
-            return Score(None, {}, "unfinished")
-        try:
-            reading = self.format.read(trajectory)
-            return Read(trajectory, reading, common_parts(trajectory, reading))
-        except Exception as error:
-            return Score(None, {}, cause_of(error))
-
     async def _settled(self, read: Read, scoring: Awaitable[float | Score]) -> Score:
         try:
             scored = await scoring
-        except (Interrupted, InputError):
-            raise
         except Exception as error:
             return Score(None, read.parts, cause_of(error))
         return scored if isinstance(scored, Score) else Score(scored, read.parts)
 
 
 def cause_of(error: Exception) -> str:
-    """Return the short name under which a failure is counted. A bug is logged as well: nothing else would show it."""
+    """Return the short name under which a failure is counted. A bug is logged as well: nothing else would show it.
+
+    Raises:
+        Interrupted, InputError: the error itself, as every other trajectory would meet it.
+    """
+    if isinstance(error, (Interrupted, InputError)):
+        raise error
     if isinstance(error, BackendError):
         return error.cause
     log.warning("a reward failed", error=excerpt(f"{type(error).__name__}: {error}"))
     return f"bug:{type(error).__name__}"
+
+
+# What a function in TRL's convention can ask for by name: each but `step` is a list with one entry per trajectory.
+COLUMNS = (
+    "prompts",
+    "completions",
+    "question",
+    "golden_answers",
+    "answer",
+    "id",
+    "dataset",
+    "metadata",
+    "trajectories",
+    "step",
+)
+
+
+class FunctionReward(BatchReward):
+    """Scores by a function, sync or async, in one of two forms.
+
+    `reward(completions, **kwargs) -> list[float | None]`, as in TRL: it has a parameter `completions` or takes
+    `**kwargs`, and is called with keyword arguments (`COLUMNS`) once for the trajectories of one question.
+    `reward(trajectory) -> float | None`: it has one parameter, and is called once per `Trajectory`.
+
+    None, NaN, a value that is not a number and an exception give no score: the trajectory is set aside, counted under
+    `no_reward`, `not_finite`, `not_a_number` or `bug:TYPE`. A sync function blocks the rollouts of other questions
+    while it runs, so one that waits for a network should be async.
+
+    Args:
+        function: in one of the two forms, else ConfigError.
+        name: for messages, such as `my_rewards:brevity`.
+        parts: gives the format that reads the trajectories.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, parts: RewardParts) -> None:
+        super().__init__(parts)
+        self.function = function
+        self.name = name
+        self.columns = trl_columns(function, name)
+
+    async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
+        if self.columns is None:
+            return await super()._values(batch, step)
+        available: dict[str, Any] = {column: [] for column in COLUMNS}
+        for read in batch:
+            for column, value in _row(read.trajectory).items():
+                available[column].append(value)
+        available["step"] = step
+        rewards = list(await _awaited(self.function(**{column: available[column] for column in self.columns})))
+        if len(rewards) != len(batch):
+            raise ConfigError(
+                f"reward {self.name} returned {len(rewards)} rewards for {len(batch)} completions, so they cannot be "
+                "matched; return one per completion, and None for a completion without a reward"
+            )
+        return [as_score(reward, read.parts) for reward, read in zip(rewards, batch, strict=True)]
+
+    async def _value(self, read: Read, step: int) -> Score:
+        return as_score(await _awaited(self.function(read.trajectory)), read.parts)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+def trl_columns(function: Callable[..., Any], name: str) -> tuple[str, ...] | None:
+    """Return the columns to call a function with, in TRL's convention; None for a function of one trajectory.
+
+    Raises:
+        ConfigError: the function has neither form, or requires a column that does not exist.
+
+    >>> trl_columns(lambda completions, golden_answers, **kwargs: [0.0], "mine")[:4]
+    ('prompts', 'completions', 'question', 'golden_answers')
+    >>> trl_columns(lambda completions, answer: [0.0], "mine")
+    ('completions', 'answer')
+    >>> trl_columns(lambda trajectory: 0.0, "mine") is None
+    True
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"reward {name} cannot be called ({error}); name a function or a class") from error
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+    required = [
+        parameter.name for parameter in parameters if parameter.name in named and parameter.default is parameter.empty
+    ]
+    if not takes_any and "completions" not in named:
+        if len(required) == 1:
+            return None
+        raise ConfigError(
+            f"reward {name} takes ({', '.join(map(str, parameters))}); write a function "
+            "`(completions, **kwargs) -> list[float]` as in TRL, a function `(trajectory) -> float`, or a class "
+            "(Reward)"
+        )
+    unknown = sorted(set(required).difference(COLUMNS))
+    if unknown:
+        raise ConfigError(
+            f"reward {name} requires {', '.join(unknown)}, which reasonrag cannot give it; a reward function is "
+            f"called with these keyword arguments: {', '.join(COLUMNS)}"
+        )
+    return tuple(column for column in COLUMNS if takes_any or column in named)
+
+
+def as_score(reward: object, parts: Components) -> Score:
+    """Return what a function gave for one trajectory as a score, without a value if it is None or not a number.
+
+    >>> as_score(True, {}).value, as_score(None, {}).cause, as_score("high", {}).cause
+    (1.0, 'no_reward', 'not_a_number')
+    """
+    if reward is None:
+        return Score(None, parts, NO_REWARD)
+    try:
+        return Score(float(reward), parts)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return Score(None, parts, "not_a_number")
+
+
+def _row(trajectory: Trajectory) -> dict[str, Any]:
+    """Return the columns of one trajectory; prompts and completions are lists of messages."""
+    question = trajectory.question
+    messages = trajectory.steps[0].prompt.messages if trajectory.steps else ()
+    return {
+        "prompts": [{"role": message.role, "content": message.content} for message in messages],
+        "completions": [{"role": "assistant", "content": trajectory_text(trajectory)}],
+        "question": question.question,
+        "golden_answers": list(question.golden_answers),
+        # As TRL's examples call the reference. The policy's own answer is `trajectory.answer`.
+        "answer": question.golden_answers[0] if question.golden_answers else "",
+        "id": question.id,
+        "dataset": question.dataset,
+        "metadata": question.metadata,
+        "trajectories": trajectory,
+    }
+
+
+class OutcomeSettings(Section):
+    """The final answer, and optionally the form: the baseline for process rewards.
+
+    Search-R1's release v0.3 (arXiv:2503.09516) has format_weight 0.2 and answer_present 0.1: an exact match earns 1 if
+    well-formed, else 0.8; a wrong answer 0.2 if well-formed, else 0.1; no answer 0.
+    """
+
+    former = constants(preset=None)
+
+    metric: Literal["em", "f1", "cem"] = setting(
+        "em", "metric of the answer: exact match, token F1, or cover match (the answer contains a gold answer)"
+    )
+    format_weight: float = setting(0.0, "weight of the format; the answer has the rest of 1", ge=0, le=1)
+    answer_present: float = setting(
+        0.0, "minimum reward of a trajectory that has any final answer; at most format_weight", ge=0, le=1
+    )
+    search_confidence: float = setting(
+        0.0,
+        "beta of beta-GRPO (arXiv:2505.17281): an answer counts as wrong if the policy gave some token of its searches "
+        "a lower probability; 0 disables",
+        ge=0,
+        le=1,
+    )
+
+    @model_validator(mode="after")
+    def _form_is_worth_more(self) -> OutcomeSettings:
+        if self.answer_present > self.format_weight:
+            raise ValueError(
+                f"answer_present {self.answer_present} is above format_weight {self.format_weight}: a malformed wrong "
+                "answer would earn more than a well-formed one; lower it"
+            )
+        return self
+
+
+class SPRESettings(Section):
+    """Shortest Path Reward Estimation, Eq. 1 (arXiv:2505.14069), of a finished trajectory."""
+
+    alpha: float = setting(0.9, "decay of the reward per step", gt=0, le=1)
+
+
+class PRMRewardSettings(Section):
+    """The F1 of the answer, and the values that a process reward model gives the steps."""
+
+    former = constants(metric="f1")
+
+    model: str | None = execution(None, PRM, "--prm")
+    weight: float = setting(0.5, "weight of the values of steps in their advantages", ge=0)
+
+
+class HiPRAGSettings(Section):
+    """HiPRAG, Eq. 1 (arXiv:2510.07794): a bonus for steps that search when they must, and only then."""
+
+    former = constants(max_tokens=256)
+
+    lambda_f: float = setting(0.2, "weight of the format", ge=0, le=1)
+    lambda_p: float = setting(0.4, "maximum bonus; 0 needs no judge (the paper's Search-R1-step*)", ge=0)
+    over_search: bool = setting(True, "detect searches for facts that the policy already knew")
+    under_search: bool = setting(True, "detect false steps without a search")
+
+    @property
+    def detects(self) -> bool:
+        """Whether any step has to be judged."""
+        return self.lambda_p > 0 and (self.over_search or self.under_search)
+
+
+class SearchP1Settings(Section):
+    """Search-P1, Eq. 4 to 8: a good plan, carried out, and partial credit for a wrong answer."""
+
+    former = constants(efficiency_factor=True)
+
+    lambda_p: float = setting(0.3, "weight of the path", ge=0)
+    lambda_a: float = setting(0.6, "weight of the outcome", ge=0)
+    lambda_f: float = setting(0.1, "weight of the format", ge=0)
+    self_track: bool = setting(True, "score how well the policy follows its own plan (Eq. 6)")
+    reference_track: bool = setting(True, "score how much of the reference plan is covered (Eq. 7)")
+    format: Literal["soft", "strict", "none"] = setting(
+        "soft",
+        "format reward. soft: 1 or 0.5, and an invalid trajectory earns 0; strict: a trajectory out of format earns 0; "
+        "none: no format reward",
+    )
+    outcome: Literal["soft", "binary"] = setting(
+        "soft", "soft: a wrong answer can earn part of the outcome (Eq. 8); binary: it cannot"
+    )
+    alpha: float = setting(0.8, "weight of a partly right answer; the reasoning has the rest of 1 (Eq. 8)", ge=0, le=1)
+
+
+class WhenToSearchSettings(Section):
+    """Learning when to search, Eq. 6 to 12: stage 1 rewards searching if an answer is wrong, stage 2 penalises it."""
+
+    former = constants(
+        auto_window=20,
+        auto_min_rise=0.02,
+        f1_threshold=0.8,
+        no_stage_one=False,
+        no_stage_two=False,
+        unified=False,
+        eq8_as_printed=False,
+        eq10_as_printed=False,
+    )
+
+    beta: float = setting(0.3, "reward of one retrieval (Eq. 10 and 11)", ge=0)
+    rc_cap: int = setting(
+        3,
+        "maximum retrievals that count in Eq. 10 and 11, so that a wrong answer never earns as much as a right one of "
+        "the same form",
+        ge=0,
+    )
+    stages: Literal["both", "one", "two", "unified"] = setting(
+        "both",
+        "ablations: stay in stage one, begin with stage two, or have no stages and both terms of Eq. 10 and 11 at once "
+        "(unified, Table 2; a wrong answer can then earn more than a right one)",
+    )
+    switch_step: Annotated[int, Field(ge=0)] | Literal["auto"] = setting(
+        "auto", "optimizer step at which stage 2 begins; auto: once retrievals per question stop rising"
+    )
+    correct: Literal["em", "judge"] = setting(
+        "em", "what counts as correct: exact match, or the verdict of --judge, as in the paper (sec. 4.1)"
+    )
+    encoder: str = setting(
+        "lexical", "encoder that compares queries: lexical, or a sentence-transformers model (a Hub id or a folder)"
+    )
+    no_r_a: bool = setting(False, "ablation: ignore whether the answer is right (r_a is 0)")
+    no_r_s: bool = setting(False, "ablation: ignore the similarity of queries (Eq. 9 is 0)")
+
+    @model_validator(mode="after")
+    def _right_answers_earn_more(self) -> WhenToSearchSettings:
+        # The two r_a differ by 2 - beta * rc_cap; r_s, from -1 to 0, can offset 1 of that.
+        limit = 2 if self.no_r_s else 1
+        if self.stages != "unified" and self.beta * self.rc_cap >= limit:
+            raise ValueError(
+                f"beta {self.beta} times rc_cap {self.rc_cap} is {limit} or more: a wrong answer would earn as much as "
+                "a right one (Eq. 9 to 12); lower one of them"
+            )
+        return self
+
+
+class RewardSettings(Section):
+    """The chosen reward, and the weights of each."""
+
+    name: str = setting(
+        "outcome",
+        "reward function: outcome, spre, prm, hiprag, search-p1, when-to-search, or your own class or function as "
+        "python:PACKAGE.MODULE:NAME",
+        "--reward",
+    )
+    outcome: OutcomeSettings = OutcomeSettings()
+    spre: SPRESettings = SPRESettings()
+    prm: PRMRewardSettings = PRMRewardSettings()
+    hiprag: HiPRAGSettings = HiPRAGSettings()
+    search_p1: SearchP1Settings = SearchP1Settings()
+    when_to_search: WhenToSearchSettings = WhenToSearchSettings()

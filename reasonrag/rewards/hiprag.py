@@ -6,17 +6,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import Message, Prompt
 from reasonrag.formats.base import Block, Format, Reading
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.rewards.base import BatchReward, Components, Read, RewardParts, Score
+from reasonrag.rewards.base import BatchReward, Components, Read, RewardParts, RewardSettings, Score
 from reasonrag.rewards.judge import JudgeService, same_meaning, step_holds
-from reasonrag.rewards.settings import RewardSettings
 from reasonrag.rollout import gather_all
 
 
@@ -69,34 +67,6 @@ def optimal_share(flags: Iterable[StepFlag]) -> float | None:
     return known.count(False) / len(known) if known else None
 
 
-def osr(flags: Iterable[Sequence[StepFlag]]) -> float | None:
-    """Return the over-search rate: needless searches among all known searches of a set (eq. 2); None without any.
-
-    A micro-average: two trajectories with 1 of 1 and 0 of 3 needless searches give 1/4, not the mean of 1 and 0.
-
-    >>> needless, needed = StepFlag("search", True), StepFlag("search", False)
-    >>> osr([[needless], [needed, needed, needed, StepFlag("own", True)]])
-    0.25
-    """
-    return _rate(flags, "search")
-
-
-def usr(flags: Iterable[Sequence[StepFlag]]) -> float | None:
-    """Return the under-search rate: false steps among all known steps without a search (eq. 2); None without any.
-
-    >>> usr([[StepFlag("own", True), StepFlag("search", True)], [StepFlag("own", False), StepFlag("own", None)]])
-    0.5
-    """
-    return _rate(flags, "own")
-
-
-def _rate(flags: Iterable[Sequence[StepFlag]], kind: str) -> float | None:
-    known: list[bool] = []
-    for steps in flags:
-        known += [flag.suboptimal for flag in steps if flag.kind == kind and flag.suboptimal is not None]
-    return known.count(True) / len(known) if known else None
-
-
 async def detect(
     readings: Sequence[Reading],
     *,
@@ -137,16 +107,16 @@ async def detect(
     if to_judge:
         if judge is None:
             raise ConfigError("a judge finds needless and missing searches, and none is named; add --judge")
-        direct = None
-        if any(block.is_search for block in to_judge):
-            if policy is None:
-                raise ConfigError("needless searches are found by asking the policy without a search; name a policy")
-            direct = _DirectAnswers(policy, judge, max_tokens, counts)
-        flags = await gather_all(_flag(block, judge, direct, counts) for block in to_judge)
+        if policy is None and any(block.is_search for block in to_judge):
+            raise ConfigError("needless searches are found by asking the policy without a search; name a policy")
+        detection = _Detection(judge, policy, max_tokens, counts)
+        flags = await gather_all(detection.flag(block) for block in to_judge)
         flag_of = dict(zip(to_judge, flags, strict=True))
-    return [
-        [flag_of.get(_key(block), StepFlag(_kind(block), False)) for block in reading.blocks] for reading in readings
-    ]
+
+    def flag(step: Block) -> StepFlag:
+        return flag_of.get(_key(step), StepFlag(_kind(step), False))
+
+    return [list(map(flag, reading.blocks)) for reading in readings]
 
 
 def _kind(step: Block) -> Literal["search", "own"]:
@@ -160,47 +130,46 @@ def _key(block: Block) -> Block:
     return Block(block.reasoning, conclusion=block.conclusion)
 
 
-class _DirectAnswers:
-    """The policy's answers to queries without a search; each query is asked once."""
+class _Detection:
+    """Judges the steps of one batch; the policy answers each query once."""
 
-    def __init__(self, policy: LLM, judge: JudgeService, max_tokens: int, counts: Counter[str]) -> None:
-        self._policy = policy
-        self._instruction = Message("system", judge.prompts.text("hiprag/direct"))
-        self._sampling = Sampling(temperature=0.0, max_tokens=max_tokens, seed=0)
-        self._counts = counts
-        self._answers: dict[str, asyncio.Task[str]] = {}
+    def __init__(self, judge: JudgeService, policy: Any, max_tokens: int, counts: Counter[str]) -> None:
+        self.judge = judge
+        self.policy = policy
+        self.sampling = Sampling(temperature=0.0, max_tokens=max_tokens, seed=0)
+        self.counts = counts
+        self.answers: dict[str, asyncio.Task[str]] = {}  # without a search, by query
 
-    async def to(self, query: str) -> str:
-        """Return the policy's reply; raise LLMError if the policy does not answer."""
-        if query not in self._answers:
-            self._counts["regenerated"] += 1
-            self._answers[query] = asyncio.ensure_future(self._ask(query))
-        return await self._answers[query]
+    async def flag(self, step: Block) -> StepFlag:
+        """Compute Over(step) for a search, Under(step) for any other."""
+        detector = "over" if step.is_search else "under"
+        # A search without a conclusion cannot be compared. If it counted as good, silence would earn the bonus.
+        if not step.conclusion.strip() and (step.is_search or not step.reasoning.strip()):
+            cause = "silent"
+        else:
+            self.counts[f"{detector}.asked"] += 1
+            try:
+                return StepFlag(_kind(step), await self._is_suboptimal(step))
+            except BackendError as error:
+                cause = error.cause
+        self.counts.update((f"{detector}.unknown", f"{detector}.{cause}"))
+        return StepFlag(_kind(step), None, cause)
 
-    async def _ask(self, query: str) -> str:
-        prompt = Prompt((self._instruction, Message("user", quotable(query))))
-        (reply,) = await self._policy.complete(prompt, self._sampling)
-        return reply.text.strip()
+    async def _is_suboptimal(self, step: Block) -> bool:
+        if step.query is None:
+            return not await step_holds(self.judge, step.reasoning, step.conclusion)
+        if step.query not in self.answers:
+            self.counts["regenerated"] += 1
+            self.answers[step.query] = asyncio.create_task(self._answer(step.query))
+        answer = await self.answers[step.query]
+        # A policy with nothing to say does not know the answer: the search was needed.
+        return bool(answer) and await same_meaning(self.judge, step.conclusion, answer)
 
-
-async def _flag(step: Block, judge: JudgeService, direct: _DirectAnswers | None, counts: Counter[str]) -> StepFlag:
-    """Compute Over(step) for a search, Under(step) for any other."""
-    detector = "over" if step.is_search else "under"
-    # A search without a conclusion cannot be compared. If it counted as good, silence would earn the bonus.
-    if not step.conclusion.strip() and (step.is_search or not step.reasoning.strip()):
-        cause = "silent"
-    else:
-        counts[f"{detector}.asked"] += 1
-        try:
-            if direct is None or step.query is None:
-                return StepFlag("own", not await step_holds(judge, step.reasoning, step.conclusion))
-            answer = await direct.to(step.query)
-            # A policy with nothing to say does not know the answer: the search was needed.
-            return StepFlag("search", bool(answer) and await same_meaning(judge, step.conclusion, answer))
-        except BackendError as error:
-            cause = error.cause
-    counts.update((f"{detector}.unknown", f"{detector}.{cause}"))
-    return StepFlag(_kind(step), None, cause)
+    async def _answer(self, query: str) -> str:
+        instruction = Message("system", self.judge.prompts.text("hiprag/direct"))
+        prompt = Prompt((instruction, Message("user", quotable(query))))
+        (reply,) = await self.policy.complete(prompt, self.sampling)
+        return str(reply.text).strip()
 
 
 class HiPRAGReward(BatchReward):
@@ -224,18 +193,19 @@ class HiPRAGReward(BatchReward):
         super().__init__(parts)
         self.settings = settings.hiprag
         self.judge = parts.judge
-        self.detect = partial(
-            detect,
-            judge=parts.judge,
-            policy=parts.policy,
-            over_search=self.settings.over_search,
-            under_search=self.settings.under_search,
-            counts=self.counts,
-        )
+        self.policy = parts.policy
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
-        judged = [read for read in batch if self.settings.lambda_p and read.parts["cem"] and read.reading.well_formed]
-        flags = await self.detect([read.reading for read in judged])
+        settings = self.settings
+        judged = [read for read in batch if settings.lambda_p and read.parts["cem"] and read.reading.well_formed]
+        flags = await detect(
+            [read.reading for read in judged],
+            judge=self.judge,
+            policy=self.policy,
+            over_search=settings.over_search,
+            under_search=settings.under_search,
+            counts=self.counts,
+        )
         flags_of = {id(read): steps for read, steps in zip(judged, flags, strict=True)}
         return [self._scored(read, flags_of.get(id(read))) for read in batch]
 
@@ -260,12 +230,12 @@ def _counted(flags: Sequence[StepFlag] | None) -> Components:
     """Return the components that only judged trajectories have."""
     if flags is None:
         return dict.fromkeys(("known_steps", "searches_known", "own_steps_known", "over", "under"))
-    bad = Counter(flag.kind for flag in flags if flag.suboptimal)
+    suboptimal = Counter(flag.kind for flag in flags if flag.suboptimal)
     known = Counter(flag.kind for flag in flags if flag.suboptimal is not None)
     return {
         "known_steps": float(known.total()),
         "searches_known": float(known["search"]),
         "own_steps_known": float(known["own"]),
-        "over": float(bad["search"]),
-        "under": float(bad["own"]),
+        "over": float(suboptimal["search"]),
+        "under": float(suboptimal["own"]),
     }

@@ -13,11 +13,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Annotated, Any, Generic, TypeVar
-
-from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
+from typing import Any, Generic, TypeVar
 
 from reasonrag.core.errors import JudgeError, LLMError
 from reasonrag.core.text import one_line, quotable, unique
@@ -26,40 +24,23 @@ from reasonrag.formats.base import PromptSet, fingerprint, last_tag, tags
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rollout import derive_seed
 
-V = TypeVar("V")
+Verdict = TypeVar("Verdict")
 Fields = Mapping[str, str | Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Contract(Generic[V]):
-    """How a reply is parsed, and the reminder for a judge whose reply could not be.
+class Contract(Generic[Verdict]):
+    """How a reply is parsed, and the reminder for a judge whose reply could not be."""
 
-    Args:
-        read: returns the verdict in a reply, or None; never raises.
-        reminder: appended to the second and later requests.
-        sampled: whether even the first reply is sampled, because several different ones are wanted.
-    """
-
-    read: Callable[[str], V | None]
+    read: Callable[[str], Verdict | None]  # never raises
     reminder: str
-    sampled: bool = False
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A question that was asked, and how many callers wait for its verdict."""
-
-    task: asyncio.Task[Any]
-    waiting: int = 0
 
 
 class JudgeService:
     """Asks a model for verdicts. Safe to use from many tasks of an event loop.
 
     Attributes:
-        counts: by template and outcome, such as "path.asked". Each question asked has one outcome: `given`,
-            `unreadable`, `timeout` or `unreachable`, or none if it was cancelled. `again` counts further attempts;
-            `shared` counts callers that waited for the verdict of a question in flight, which are not in `asked`.
+        counts: by template and outcome: "path.asked", and of these `unreadable`, `timeout` and `unreachable`.
     """
 
     def __init__(
@@ -86,102 +67,81 @@ class JudgeService:
         self.attempts = attempts
         self.deadline_s = deadline_s
         self.counts: Counter[str] = Counter()
-        self._texts: dict[str, str] = {}
-        self._in_flight: dict[tuple[str, Prompt, int], _InFlight] = {}
-        self._unread: Counter[tuple[str, Prompt, int]] = Counter()  # how often a question ended without a verdict
+        self._instructions: dict[str, Message] = {}
+        self._in_flight: dict[tuple[str, Prompt, int], asyncio.Task[Any]] = {}
+        self._unreadable: Counter[tuple[Prompt, int]] = Counter()  # how often a question ended without a verdict
 
-    async def ask(self, name: str, fields: Fields, contract: Contract[V], *, seed: int = 0) -> V:
+    async def ask(self, name: str, fields: Fields, contract: Contract[Verdict]) -> Verdict:
         """Ask for one verdict. The request depends on the arguments alone, so that it can be cached by content.
 
         Args:
             name: the template `judge/NAME` in the prompt set; each template has one contract.
             fields: the texts to judge, by label: a text is one line, a sequence is numbered lines. All are quoted.
             contract: how the reply is parsed.
-            seed: distinguishes several verdicts on the same texts.
 
         Raises:
             JudgeError: no reply could be parsed (`unreadable`), the deadline passed (`timeout`), or the judge does not
                 answer (`unreachable`).
-            ConfigError: the prompt set has no such template.
         """
         prompt = self.prompt(name, fields)
-        return await self.ask_prompt(name, prompt, contract, seed=derive_seed(seed, name, prompt.messages[1].content))
+        return await self.ask_prompt(name, prompt, contract, seed=derive_seed(0, name, prompt.messages[1].content))
 
     def prompt(self, name: str, fields: Fields) -> Prompt:
         """Return the template as the system message and the fields as the user's; see `ask`."""
-        return Prompt((Message("system", self._text(name)), Message("user", quoted(fields))))
+        if name not in self._instructions:
+            self._instructions[name] = Message("system", self.prompts.text(f"judge/{name}"))
+        return Prompt((self._instructions[name], Message("user", quoted(fields))))
 
-    async def ask_prompt(self, name: str, prompt: Prompt, contract: Contract[V], *, seed: int) -> V:
+    async def ask_prompt(self, name: str, prompt: Prompt, contract: Contract[Verdict], *, seed: int) -> Verdict:
         """Ask as `ask` does, with the caller's prompt and the caller's seed for the first attempt."""
         key = (name, prompt, seed)
-        question = self._in_flight.get(key)
-        if question is not None:
-            self.counts[f"{name}.shared"] += 1
-        else:
-            self.counts[f"{name}.asked"] += 1
-            task = asyncio.create_task(self._verdict(name, prompt, contract, seed))
-            question = self._in_flight[key] = _InFlight(task)
-        question.waiting += 1
-        try:
-            verdict: V = await asyncio.shield(question.task)
-            return verdict
-        finally:
-            question.waiting -= 1
-            if not question.waiting:
-                del self._in_flight[key]
-                if question.task.cancel():  # False if it has ended; else no caller waits for its verdict any more
-                    await asyncio.wait({question.task})
-
-    async def _verdict(self, name: str, prompt: Prompt, contract: Contract[V], seed: int) -> V:
-        judge = f"judge {self.llm.name!r} ({name})"
-        try:
-            async with asyncio.timeout(self.deadline_s):
-                verdict = await self._attempts(name, prompt, contract, seed)
-        except TimeoutError:
-            self.counts[f"{name}.timeout"] += 1
-            raise JudgeError(f"no verdict of {judge} within {self.deadline_s} s", cause="timeout") from None
-        except LLMError as error:
-            cause = "timeout" if error.cause == "timeout" else "unreachable"
-            self.counts[f"{name}.{cause}"] += 1
-            raise JudgeError(f"{judge} does not answer: {error}", cause=cause) from error
-        if verdict is None:
-            self.counts[f"{name}.unreadable"] += 1
-            raise JudgeError(f"no verdict in {self.attempts} replies of {judge}", cause="unreadable")
-        self.counts[f"{name}.given"] += 1
+        if key not in self._in_flight:
+            task = asyncio.create_task(self._ask(name, prompt, contract, seed))
+            task.add_done_callback(lambda _: self._in_flight.pop(key))
+            self._in_flight[key] = task
+        # Equal answers of a group are judged at the same time: one call serves all of them. One that is cancelled
+        # must not take the verdict from the others.
+        verdict: Verdict = await asyncio.shield(self._in_flight[key])
         return verdict
 
-    async def _attempts(self, name: str, prompt: Prompt, contract: Contract[V], seed: int) -> V | None:
-        # A question that is asked again after it was unreadable gets new seeds: a journal would replay the old replies.
-        first = self.attempts * self._unread[name, prompt, seed]
-        for attempt in range(first, first + self.attempts):
-            asked = prompt
-            if attempt:
-                self.counts[f"{name}.again"] += 1
-                asked = _insist(prompt, contract.reminder)
-            # A greedy judge would repeat its second reply.
-            sampled = contract.sampled or attempt >= 2
-            temperature = max(self.sampling.temperature, 1.0) if sampled else self.sampling.temperature
-            sampling = Sampling(
-                1, temperature, self.sampling.top_p, self.sampling.max_tokens, derive_seed(seed, attempt)
-            )
-            (reply,) = await self.llm.complete(asked, sampling)
-            if (verdict := contract.read(reply.text)) is not None:
-                return verdict
-        self._unread[name, prompt, seed] += 1
-        return None
+    async def _ask(self, name: str, prompt: Prompt, contract: Contract[Verdict], seed: int) -> Verdict:
+        self.counts[f"{name}.asked"] += 1
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                return await self._attempt(name, prompt, contract, seed)
+        except (TimeoutError, LLMError) as error:
+            is_late = isinstance(error, TimeoutError) or error.cause == "timeout"
+            cause = "timeout" if is_late else "unreachable"
+            self.counts[f"{name}.{cause}"] += 1
+            reason = str(error) or f"no verdict within {self.deadline_s} s"
+            raise JudgeError(f"judge {self.llm.name!r} ({name}) does not answer: {reason}", cause=cause) from error
 
-    def _text(self, name: str) -> str:
-        if name not in self._texts:
-            self._texts[name] = self.prompts.text(f"judge/{name}")
-        return self._texts[name]
+    async def _attempt(self, name: str, prompt: Prompt, contract: Contract[Verdict], seed: int) -> Verdict:
+        # A question that is asked again after it was unreadable gets new seeds: a journal would replay the old replies.
+        first = self.attempts * self._unreadable[prompt, seed]
+        system, user = prompt.messages
+        reminded = replace(prompt, messages=(system, Message("user", f"{user.content}\n\n{contract.reminder}")))
+        for attempt in range(first, first + self.attempts):
+            temperature = self.sampling.temperature
+            if attempt >= 2:  # a greedy judge would repeat its second reply
+                temperature = max(temperature, 1.0)
+            sampling = replace(self.sampling, temperature=temperature, seed=derive_seed(seed, attempt))
+            (reply,) = await self.llm.complete(reminded if attempt else prompt, sampling)
+            verdict = contract.read(reply.text)
+            if verdict is not None:
+                return verdict
+        self._unreadable[prompt, seed] += 1
+        self.counts[f"{name}.unreadable"] += 1
+        message = f"no verdict in {self.attempts} replies of judge {self.llm.name!r} ({name})"
+        raise JudgeError(message, cause="unreadable")
 
 
 def templates_fingerprint(prompts: PromptSet) -> str:
     """Return a hash that changes whenever the same question could be asked with another prompt."""
-    parts: list[str] = []
+    texts: list[str] = []
     for path in sorted((prompts.folder / "judge").glob("*.txt")):
-        parts += [path.stem, prompts.text(f"judge/{path.stem}")]
-    return fingerprint(*parts)
+        texts += [path.stem, prompts.text(f"judge/{path.stem}")]
+    return fingerprint(*texts)
 
 
 def quoted(fields: Fields) -> str:
@@ -199,16 +159,13 @@ def quoted(fields: Fields) -> str:
     for label, value in fields.items():
         if isinstance(value, str):
             lines.append(f"{label}: {quotable(value)}")
-        else:
-            numbered = [f"{i}. {quotable(text)}" for i, text in enumerate(value, 1)]
-            lines += [f"{label}:", *(numbered or ["None."])]
+            continue
+        lines.append(f"{label}:")
+        for number, text in enumerate(value, 1):
+            lines.append(f"{number}. {quotable(text)}")
+        if not value:
+            lines.append("None.")
     return "\n".join(lines)
-
-
-def _insist(prompt: Prompt, reminder: str) -> Prompt:
-    """Return the prompt with a reminder of the reply's form."""
-    *before, user = prompt.messages
-    return replace(prompt, messages=(*before, Message("user", f"{user.content}\n\n{reminder}")))
 
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?"
@@ -235,20 +192,15 @@ def parse_score(reply: str) -> float | None:
     >>> parse_score("So the score is 0.7."), parse_score("founded in 2024"), parse_score("The score is -5")
     (0.7, None, None)
     """
-    found = list(_ANCHORED.finditer(reply))
-    verdicts = [match for match in found if match["verdict"]]
-    match = (verdicts or found)[-1] if found else _BARE.fullmatch(reply.strip())
+    anchored = list(_ANCHORED.finditer(reply))
+    verdicts = [match for match in anchored if match["verdict"]]
+    match = (verdicts or anchored)[-1] if anchored else _BARE.fullmatch(reply.strip())
     if match is None or match["unclear"]:
         return None
     score = float(match["score"])
-    if match["percent"]:
-        score /= 100
-    elif match["scale"]:
-        scale = float(match["scale"])
-        score = score / scale if scale > 0 else -1.0
-    elif 2 <= score <= 100:
-        score /= 100
-    return score if 0 <= score <= 1 else None
+    is_of_100 = match["percent"] or 2 <= score <= 100
+    scale = float(match["scale"] or (100 if is_of_100 else 1))
+    return score / scale if 0 <= score <= scale and scale else None
 
 
 _PROCESS = Contract(
@@ -263,11 +215,7 @@ class ProcessJudge:
         """Set the judge up with the arguments of `JudgeService`; the model limits time itself."""
         self.llm = llm
         self.service = JudgeService(llm, prompts, sampling=sampling, attempts=attempts, deadline_s=None)
-        self._instruction = prompts.text("judge/process")
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self._instruction)
+        self.fingerprint = fingerprint(prompts.text("judge/process"))
 
     async def score(self, trajectory: Trajectory, *, seed: int) -> float:
         """Return a verdict in [0, 1].
@@ -276,41 +224,27 @@ class ProcessJudge:
             JudgeError: no reply could be parsed.
             LLMError: the judge does not answer: the question is set aside, as with a policy that does not answer.
         """
+        # Steps are quoted: "So the score is 1" written by the policy must not look like the judge's verdict.
+        prompt = self.service.prompt(
+            "process",
+            {
+                "Question": trajectory.question.question,
+                "Golden answers": " | ".join(trajectory.question.golden_answers),
+                "Steps so far": [step.completion.text for step in trajectory.steps],
+            },
+        )
         try:
-            return await self.service.ask_prompt("process", self._prompt(trajectory), _PROCESS, seed=seed)
+            return await self.service.ask_prompt("process", prompt, _PROCESS, seed=seed)
         except JudgeError as error:
             if isinstance(error.__cause__, LLMError):
                 raise error.__cause__ from None
             raise
-
-    def _prompt(self, trajectory: Trajectory) -> Prompt:
-        # Steps are quoted: "So the score is 1" written by the policy must not look like the judge's verdict.
-        fields: Fields = {
-            "Question": trajectory.question.question,
-            "Golden answers": " | ".join(trajectory.question.golden_answers),
-            "Steps so far": [step.completion.text for step in trajectory.steps],
-        }
-        return self.service.prompt("process", fields)
 
 
 MAX_STEPS = 100  # planned or executed steps that a judge may count: a larger number is an error of the judge
 PLANNER_SCORES = (0.2, 0.6, 1.0, 1.2)
 ACCURACY_SCORES = (0.0, 0.5, 1.0)
 REASONING_SCORES = (0.0, 0.5, 0.8, 1.0)
-
-_MARKS = " \t\r\n*_`\"'“”"
-
-_Count = Annotated[int, Field(strict=True, ge=0, le=MAX_STEPS)]
-
-
-def _one_of(allowed: tuple[float, ...]) -> Any:
-    def check(value: object) -> float:
-        # True equals 1.0, but is not a score.
-        if isinstance(value, bool) or not isinstance(value, int | float) or value not in allowed:
-            raise ValueError(f"is none of {allowed}")
-        return float(value)
-
-    return PlainValidator(check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,15 +259,19 @@ class ReferencePlan:
 class PathScores:
     """The six scores of Search-P1's evaluator (App. D.3)."""
 
-    planner_score: Annotated[float, _one_of(PLANNER_SCORES)]  # the policy's plan: bad, average, good, excellent
-    model_plan_steps: _Count  # n_plan of Eq. 6
-    effective_steps_self: _Count  # n_exec of Eq. 6, at most `model_plan_steps`
-    effective_steps_ref: _Count  # n_covered of Eq. 7, at most the number of reference steps
-    outcome_accuracy_score: Annotated[float, _one_of(ACCURACY_SCORES)]
-    outcome_reasoning_score: Annotated[float, _one_of(REASONING_SCORES)]
+    planner_score: float  # the policy's plan: bad, average, good, excellent
+    model_plan_steps: int  # n_plan of Eq. 6
+    effective_steps_self: int  # n_exec of Eq. 6, at most `model_plan_steps`
+    effective_steps_ref: int  # n_covered of Eq. 7, at most the number of reference steps
+    outcome_accuracy_score: float
+    outcome_reasoning_score: float
 
 
-_PATH_REPLY = TypeAdapter(PathScores)
+_ALLOWED = {
+    "planner_score": PLANNER_SCORES,
+    "outcome_accuracy_score": ACCURACY_SCORES,
+    "outcome_reasoning_score": REASONING_SCORES,
+}
 
 
 async def same_meaning(judge: JudgeService, statement: str, other: str) -> bool:
@@ -355,16 +293,17 @@ async def path_scores(judge: JudgeService, question: Question, plan: ReferencePl
         plan: the reference plan; if it has no steps, `effective_steps_ref` has no meaning.
         trajectory_text: with its tags; each element is shown on a separate line.
     """
-    fields: Fields = {
+    elements = [element for element in _BEFORE_TAG.split(trajectory_text) if element.strip()]
+    shown: Fields = {
         "Question": question.question,
         "Golden answers": " | ".join(question.golden_answers),
         "Reference planner": plan.planner,
         "Reference path": plan.steps,
         # A verdict in JSON that the policy wrote must not look like the judge's, should the judge quote it.
-        "Trajectory": [p.replace("{", "｛") for p in _BEFORE_TAG.split(trajectory_text) if p.strip()],
+        "Trajectory": [element.replace("{", "｛") for element in elements],
     }
     read = partial(read_path, reference_steps=len(plan.steps) or MAX_STEPS)
-    return await judge.ask("path", fields, Contract(read, _PATH_FORM))
+    return await judge.ask("path", shown, Contract(read, _PATH_FORM))
 
 
 async def answer_matches(judge: JudgeService, prediction: str, golden_answers: Sequence[str]) -> bool:
@@ -372,15 +311,15 @@ async def answer_matches(judge: JudgeService, prediction: str, golden_answers: S
 
     The texts are shown unchanged, not normalised as in the paper: without punctuation "3.5" and "35" are the same.
     """
-    fields = {"Prediction": prediction, "Reference answers": " | ".join(golden_answers)}
-    return await judge.ask("answer", fields, YES_NO)
+    shown = {"Prediction": prediction, "Reference answers": " | ".join(golden_answers)}
+    return await judge.ask("answer", shown, YES_NO)
 
 
 async def propose_plan(judge: JudgeService, question: Question) -> ReferencePlan:
     """Return a plan made from the question and its golden answers alone (Search-P1, Alg. 1, App. D.2)."""
     # No other label: a policy's own prompt begins with "Question".
-    fields = {"Question to plan": question.question, "Golden answers": " | ".join(question.golden_answers)}
-    return await judge.ask("plan", fields, _PLAN)
+    shown = {"Question to plan": question.question, "Golden answers": " | ".join(question.golden_answers)}
+    return await judge.ask("plan", shown, _PLAN)
 
 
 async def vote_plan(judge: JudgeService, question: Question, candidates: Sequence[ReferencePlan]) -> ReferencePlan:
@@ -389,20 +328,16 @@ async def vote_plan(judge: JudgeService, question: Question, candidates: Sequenc
     Args:
         judge: the voter.
         question: the question of all candidates; shown with its golden answers, as in App. D.2.
-        candidates: plan and searches of each correct trajectory; a plan may be empty.
-
-    Raises:
-        JudgeError: the judge gave no plan, or was given no candidate (`no_candidates`; nothing is asked then).
+        candidates: plan and searches of each correct trajectory, at least one; a plan may be empty.
     """
-    if not candidates:
-        raise JudgeError(f"no trajectory of question {question.id!r} to vote on", cause="no_candidates")
-    fields: dict[str, str | Sequence[str]] = {
+    shown: dict[str, str | Sequence[str]] = {
         "Question": question.question,
         "Golden answers": " | ".join(question.golden_answers),
     }
     for number, candidate in enumerate(candidates, 1):
-        fields |= {f"Planner {number}": candidate.planner, f"Path {number}": candidate.steps}
-    return await judge.ask("vote", fields, _PLAN)
+        shown[f"Planner {number}"] = candidate.planner
+        shown[f"Path {number}"] = candidate.steps
+    return await judge.ask("vote", shown, _PLAN)
 
 
 def read_boolean(reply: str) -> bool | None:
@@ -415,12 +350,12 @@ def read_boolean(reply: str) -> bool | None:
     >>> read_boolean("<answer>True</answer> or <answer>False</answer>"), read_boolean("True")
     (None, None)
     """
-    said = _after_thinking(reply)
-    words = [_word(body) for _, body in tags(said, ("answer",))]
-    between = said.rpartition("<answer>")[0].rpartition("</answer>")[2]
-    if not words or (len(set(words[-2:])) == 2 and between.strip(" \n,/|").lower() in ("", "or", "and")):
+    verdict_text = _after_thinking(reply)
+    words = [_bare_word(body) for _, body in tags(verdict_text, ("answer",))]
+    between = verdict_text.rpartition("<answer>")[0].rpartition("</answer>")[2]
+    if len(set(words[-2:])) == 2 and between.strip(" \n,/|").lower() in ("", "or", "and"):
         return None
-    return {"true": True, "yes": True, "false": False, "no": False}.get(words[-1])
+    return {"true": True, "yes": True, "false": False, "no": False}.get(words[-1]) if words else None
 
 
 def read_yes_no(reply: str) -> bool | None:
@@ -429,7 +364,7 @@ def read_yes_no(reply: str) -> bool | None:
     >>> read_yes_no("**YES**."), read_yes_no("no"), read_yes_no("YES or NO"), read_yes_no("True")
     (True, False, None, None)
     """
-    return {"yes": True, "no": False}.get(_word(_after_thinking(reply)))
+    return {"yes": True, "no": False}.get(_bare_word(_after_thinking(reply)))
 
 
 def read_path(reply: str, *, reference_steps: int = MAX_STEPS) -> PathScores | None:
@@ -442,13 +377,20 @@ def read_path(reply: str, *, reference_steps: int = MAX_STEPS) -> PathScores | N
     >>> read_path(json.dumps(scores | {"planner_score": 0.9})) is None
     True
     """
-    try:
-        scores = _PATH_REPLY.validate_python(last_json_object(_after_thinking(reply)))
-    except ValidationError:
+    reported = last_json_object(_after_thinking(reply)) or {}
+    scores: dict[str, Any] = {}
+    for field in fields(PathScores):
+        value = reported.get(field.name)
+        allowed = _ALLOWED.get(field.name, range(MAX_STEPS + 1))
+        # True equals 1, and 2.0 is in a range, but neither is a score or a count.
+        types = (int, float) if field.name in _ALLOWED else (int,)
+        if type(value) not in types or value not in allowed:
+            return None
+        scores[field.name] = value
+    path = PathScores(**scores)
+    if path.effective_steps_self > path.model_plan_steps or path.effective_steps_ref > reference_steps:
         return None
-    if scores.effective_steps_self > scores.model_plan_steps or scores.effective_steps_ref > reference_steps:
-        return None
-    return scores
+    return path
 
 
 def read_plan(reply: str) -> ReferencePlan | None:
@@ -458,16 +400,20 @@ def read_plan(reply: str) -> ReferencePlan | None:
     >>> read_plan(f"{path} <optimized_planner>first a</optimized_planner>")
     ReferencePlan(planner='first a', steps=('a', 'b'))
     """
-    said = _after_thinking(reply)
-    path, planner = last_tag(said, ("correct_reasoning_path",)), last_tag(said, ("optimized_planner",))
-    if path is None or planner is None or not _says(planner[1]):
+    plan_text = _after_thinking(reply)
+    path, planner = last_tag(plan_text, ("correct_reasoning_path",)), last_tag(plan_text, ("optimized_planner",))
+    if path is None or planner is None:
         return None
-    lines = [_NUMBERED.fullmatch(line) for line in path[1].splitlines() if line.strip()]
-    steps = tuple(one_line(line[1]).strip(_MARKS) for line in lines if line)
-    # A line without a number is not ignored: it may be the step that matters.
-    if not 0 < len(lines) == len(steps) <= MAX_STEPS or not all(map(_says, steps)):
+    texts = [one_line(planner[1])]
+    for line in filter(str.strip, path[1].splitlines()):
+        numbered = _NUMBERED.fullmatch(line)
+        # A line without a number is not ignored: it may be the step that matters.
+        texts.append(one_line(numbered[1]).strip(_MARKS) if numbered else "")
+    # A form that was returned unfilled holds only dots.
+    has_content = [any(char.isalnum() for char in text) for text in texts]
+    if not all(has_content) or not 1 <= len(texts) - 1 <= MAX_STEPS:
         return None
-    return ReferencePlan(one_line(planner[1]), steps)
+    return ReferencePlan(texts[0], tuple(texts[1:]))
 
 
 def last_json_object(reply: str) -> dict[str, Any] | None:
@@ -478,41 +424,36 @@ def last_json_object(reply: str) -> dict[str, Any] | None:
     >>> last_json_object('first {"a": 1}, then ```json\\n{"a": {"b": 2}}\\n```')
     {'a': {'b': 2}}
     """
-    decoder = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_no_constant)
-    found: dict[str, Any] | None = None
-    begun, failures = _OBJECT.search(reply), 0
-    while begun:
+    decoder = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_refuse_constant)
+    last: dict[str, Any] | None = None
+    failures = 0
+    opening = _OBJECT.search(reply)
+    while opening:
         try:
-            found, end = decoder.raw_decode(reply, begun.start())
-        except ValueError:
-            end, failures = begun.end(), failures + 1
-        except RecursionError:  # nested a thousand deep
-            failures = _MOST_TRIED
+            last, end = decoder.raw_decode(reply, opening.start())
+        except (ValueError, RecursionError):
+            end, failures = opening.end(), failures + 1
         if failures == _MOST_TRIED:
             return None  # each try may read the whole rest: trying every brace would take quadratic time
-        begun = _OBJECT.search(reply, end)
-    return found
+        opening = _OBJECT.search(reply, end)
+    return last
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _after_thinking(reply: str) -> str:
     """Return the reply after `</think>`; "" if the model never stopped thinking."""
-    said = reply.rpartition("</think>")[2]
-    return "" if "<think>" in said else said
+    rest = reply.rpartition("</think>")[2]
+    return "" if "<think>" in rest else rest
 
 
-def _word(text: str) -> str:
+def _bare_word(text: str) -> str:
     return text.strip(f"{_MARKS}.!").lower()
 
 
-def _says(text: str) -> bool:
-    """Return whether the text has content: a form that was returned unfilled holds only dots."""
-    return any(char.isalnum() for char in text)
-
-
+_MARKS = " \t\r\n*_`\"'“”"
 _NUMBERED = re.compile(r"\s*\d+[.)]\s*(.*)")
 _OBJECT = re.compile(r"\{[ \t\n\r]*(?=[\"}])")  # as an object of JSON begins, and no formula
 _MOST_TRIED = 100
@@ -527,8 +468,8 @@ _PATH_FORM = (
     "most model_plan_steps) and effective_steps_ref (at most the steps of the reference path), whole numbers from 0; "
     "outcome_accuracy_score (0, 0.5 or 1); outcome_reasoning_score (0, 0.5, 0.8 or 1)."
 )
-_PLAN_FORM = (
+_PLAN = Contract(
+    read_plan,
     "Reply in this form only:\n<correct_reasoning_path>\n1. ...\n2. ...\n</correct_reasoning_path>\n"
-    "<optimized_planner>\n...\n</optimized_planner>"
+    "<optimized_planner>\n...\n</optimized_planner>",
 )
-_PLAN = Contract(read_plan, _PLAN_FORM)

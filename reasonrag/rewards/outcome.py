@@ -15,8 +15,7 @@ from typing import Any
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Completion, Search, Trajectory
 from reasonrag.formats.base import Format
-from reasonrag.rewards.base import BatchReward, Read, RewardParts, Score
-from reasonrag.rewards.settings import RewardSettings
+from reasonrag.rewards.base import BatchReward, Read, RewardParts, RewardSettings, Score
 
 
 def outcome_reward(

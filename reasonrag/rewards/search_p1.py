@@ -2,63 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from reasonrag.formats.base import Format
-from reasonrag.rewards.base import BatchReward, Read, RewardParts, trajectory_text
+from reasonrag.rewards.base import BatchReward, Read, RewardParts, RewardSettings, trajectory_text
 from reasonrag.rewards.judge import ReferencePlan, path_scores
-from reasonrag.rewards.settings import RewardSettings
 
 # The best planner score is also the largest R_path.
 MOST = 1.2
 
 
-def self_consistency(
-    planner: float, executed: int, planned: int, actions: int, *, efficiency_factor: bool = True
-) -> float:
+def self_consistency(planner: float, executed: int, planned: int, actions: int) -> float:
     """Return S_self, how well the policy follows its plan: `r_planner * n_exec/n_plan * n_exec/n_actions` (eq. 6).
+
+    Algorithm 3 omits the last factor.
 
     Args:
         planner: r_planner, one of 0.2, 0.6, 1.0 and 1.2.
         executed: n_exec, steps of the plan that were carried out; capped at `planned`.
         planned: n_plan.
         actions: n_actions, searches of the trajectory.
-        efficiency_factor: False omits the last factor, as Algorithm 3 does.
 
     Returns:
         At least 0; 0 without a plan or an action. Above `planner` only if one search carries out several steps.
 
     A good plan of 3 steps, 2 carried out in 4 searches: 1.0 * 2/3 * 2/4.
 
-    >>> round(self_consistency(1.0, 2, 3, 4), 4), round(self_consistency(1.0, 2, 3, 4, efficiency_factor=False), 4)
-    (0.3333, 0.6667)
+    >>> round(self_consistency(1.0, 2, 3, 4), 4)
+    0.3333
     """
-    return planner * _covered(executed, planned, actions, efficiency_factor)
+    return planner * reference_alignment(executed, planned, actions)
 
 
-def reference_alignment(covered: int, reference: int, actions: int, *, efficiency_factor: bool = True) -> float:
+def reference_alignment(covered: int, reference: int, actions: int) -> float:
     """Return S_ref, how much of the reference path is covered, in any order: `n_cov/|R_ref| * n_cov/n_actions` (eq. 7).
 
     Args:
         covered: n_cov, steps of the reference path that were done; capped at `reference`.
         reference: |R_ref|.
         actions: n_actions, searches of the trajectory.
-        efficiency_factor: False omits the last factor, as Algorithm 3 does.
 
     Both of 2 steps done in 4 searches: 2/2 * 2/4.
 
-    >>> reference_alignment(2, 2, 4), reference_alignment(2, 2, 4, efficiency_factor=False)
-    (0.5, 1.0)
+    >>> reference_alignment(2, 2, 4)
+    0.5
     """
-    return _covered(covered, reference, actions, efficiency_factor)
-
-
-def _covered(done: int, wanted: int, actions: int, efficiency_factor: bool) -> float:
-    if wanted <= 0 or actions <= 0:
+    if reference <= 0 or actions <= 0:
         return 0.0
-    done = max(0, min(done, wanted))
-    share = done / wanted
-    return share * done / actions if efficiency_factor else share
+    covered = min(covered, reference)
+    return covered / reference * covered / actions
 
 
 def path_reward(s_self: float | None, s_ref: float | None) -> float:
@@ -150,68 +142,44 @@ class SearchP1Reward(BatchReward):
     def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
         super().__init__(parts)
         self.settings = settings.search_p1
-        self.judge = parts.judge
+        self.judge: Any = parts.judge
         self.plans = parts.plans
 
     async def _value(self, read: Read, step: int) -> float:
-        settings, parts = self.settings, read.parts
+        settings, parts, question = self.settings, read.parts, read.trajectory.question
         actions, correct = int(parts["rc"] or 0), parts["em"] == 1.0
         parts.update(dict.fromkeys((*_EVALUATOR_PARTS, *_COMPUTED_PARTS)))
         parts.update(correct=float(correct), n_actions=float(actions))
-        form = search_p1_format(
+        form = parts["format"] = search_p1_format(
             read.reading.well_formed,
             read.trajectory.answer is not None,
             called=actions > 0,
             responded=any(block.context for block in read.reading.blocks),
             strictness=settings.format,
         )
-        parts["format"] = form
         if form is None:
             return 0.0
-        plan = self._plan(read)
-        tracks = actions > 0 and (settings.self_track or (settings.reference_track and plan is not None))
-        if tracks or (settings.outcome == "soft" and not correct):
-            assert self.judge is not None
-            question = read.trajectory.question
-            scores = await path_scores(self.judge, question, plan or _NO_PLAN, trajectory_text(read.trajectory))
+        plan = _NO_PLAN
+        if settings.reference_track:
+            plan = self.plans.get((question.dataset, question.id), _NO_PLAN)
+            self.counts["plan_missing"] += not plan.steps
+            parts.update(plan_missing=float(not plan.steps), n_reference=float(len(plan.steps)))
+        has_tracks = actions > 0 and (settings.self_track or plan.steps)
+        is_soft = settings.outcome == "soft"
+        if has_tracks or (is_soft and not correct):
+            scores = await path_scores(self.judge, question, plan, trajectory_text(read.trajectory))
             for part, field in _EVALUATOR_PARTS.items():
                 parts[part] = float(getattr(scores, field))
-        self._combine(read, plan, actions, correct)
-        return search_p1_reward(
-            parts["path"] or 0.0,
-            parts["outcome"] or 0.0,
-            form,
-            lambda_p=settings.lambda_p,
-            lambda_a=settings.lambda_a,
-            lambda_f=settings.lambda_f,
-        )
-
-    def _plan(self, read: Read) -> ReferencePlan | None:
-        """Return the question's reference plan if that track is on and there is one."""
-        if not self.settings.reference_track:
-            return None
-        question = read.trajectory.question
-        plan = self.plans.get((question.dataset, question.id))
-        missing = plan is None or not plan.steps
-        self.counts["plan_missing"] += missing
-        read.parts.update(plan_missing=float(missing), n_reference=None if plan is None else float(len(plan.steps)))
-        return None if missing else plan
-
-    def _combine(self, read: Read, plan: ReferencePlan | None, actions: int, correct: bool) -> None:
-        """Compute tracks, path and outcome from the evaluator's scores."""
-        settings, parts = self.settings, read.parts
-        factor = settings.efficiency_factor
-        scores = {name: parts[name] or 0.0 for name in _EVALUATOR_PARTS}
-        n_self, n_plan, n_ref = (int(scores[name]) for name in ("n_self", "n_plan", "n_ref"))
+        score = {part: parts[part] or 0.0 for part in _EVALUATOR_PARTS}  # without a call they are not needed
         if settings.self_track:
-            parts["s_self"] = self_consistency(scores["planner"], n_self, n_plan, actions, efficiency_factor=factor)
-        if plan is not None:
-            parts["s_ref"] = reference_alignment(n_ref, len(plan.steps), actions, efficiency_factor=factor)
-        parts["path"] = path_reward(parts["s_self"], parts["s_ref"])
-        soft = settings.outcome == "soft"
-        parts["outcome"] = outcome_score(
-            correct, scores["accuracy"] * soft, scores["reasoning"] * soft, alpha=settings.alpha
-        )
+            parts["s_self"] = self_consistency(score["planner"], int(score["n_self"]), int(score["n_plan"]), actions)
+        if plan.steps:
+            parts["s_ref"] = reference_alignment(int(score["n_ref"]), len(plan.steps), actions)
+        path = parts["path"] = path_reward(parts["s_self"], parts["s_ref"])
+        accuracy, reasoning = (score["accuracy"], score["reasoning"]) if is_soft else (0.0, 0.0)
+        outcome = parts["outcome"] = outcome_score(correct, accuracy, reasoning, alpha=settings.alpha)
+        weights = {"lambda_p": settings.lambda_p, "lambda_a": settings.lambda_a, "lambda_f": settings.lambda_f}
+        return search_p1_reward(path, outcome, form, **weights)
 
 
 _NO_PLAN = ReferencePlan("", ())

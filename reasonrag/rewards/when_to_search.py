@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -10,16 +9,10 @@ from typing import Any
 
 from reasonrag.core.text import one_line
 from reasonrag.formats.base import Format
-from reasonrag.rewards.base import BatchReward, Read, RewardParts, Score, queries
+from reasonrag.rewards.base import BatchReward, Read, RewardParts, RewardSettings, Score, queries
 from reasonrag.rewards.judge import answer_matches
-from reasonrag.rewards.settings import RewardSettings
-from reasonrag.rollout import gather_all
-
-Vectors = Mapping[str, Sequence[float]]
-
 
 MOST_WORDS = 12
-_F1_THRESHOLD = 0.8  # of an answer that counts as correct
 _QUESTION_WORDS = frozenset({"who", "whom", "whose", "what", "which", "when", "where", "why", "how"})
 _FUNCTION_WORDS = (
     "a an the this that these those it its he him his she her they them their we us our you your i me my and or but "
@@ -55,45 +48,36 @@ def _bare(word: str) -> str:
     >>> _bare("(Who’s"), _bare("--")
     ("who's", '')
     """
-    start, end = 0, len(word)
-    while start < end and not word[start].isalnum():
-        start += 1
-    while end > start and not word[end - 1].isalnum():
-        end -= 1
-    return word[start:end].lower().replace("’", "'")
+    marks = "".join(char for char in word if not char.isalnum())
+    return word.strip(marks).lower().replace("’", "'")
 
 
-def cosine_similarity(m: Sequence[float], n: Sequence[float]) -> float:
+def cosine_similarity(vector: Sequence[float], other: Sequence[float]) -> float:
     """Return the cosine of two vectors of one length, in [-1, 1] (eq. 7); 0 if one of them is zero.
 
     >>> cosine_similarity([3.0, 4.0], [4.0, 3.0]), cosine_similarity([1.0, 0.0], [0.0, 0.0])
     (0.96, 0.0)
     """
-    length = math.hypot(*m) * math.hypot(*n)
+    length = math.hypot(*vector) * math.hypot(*other)
     if not length:
         return 0.0
-    cosine = math.fsum(a * b for a, b in zip(m, n, strict=True)) / length
+    cosine = math.fsum(x * y for x, y in zip(vector, other, strict=True)) / length
     # Rounding can exceed 1; NaN stays NaN.
     return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
 
 
-def average_similarity(vectors: Sequence[Sequence[float]], *, as_printed: bool = False) -> float:
-    """Return avg_sim of `[N][d]` vectors: the mean of eq. 7 over all pairs, in [-1, 1]; 0 for fewer than two.
+def average_similarity(vectors: Sequence[Sequence[float]]) -> float:
+    """Return avg_sim of `[N][d]` vectors, one per query: the mean of eq. 7 over all pairs; 0 for fewer than two.
 
-    Args:
-        vectors: one per query of a trajectory.
-        as_printed: eq. 8 to the letter: it divides by N(N - 1), twice the number of pairs, so it is half the mean.
+    Eq. 8 as it is printed divides by N(N - 1), twice the number of pairs, so it is half the mean.
 
-    Pairs 1, 0 and 0: their mean is 1/3; as printed it is 1/6.
+    Pairs 1, 0 and 0: their mean is 1/3.
 
-    >>> queries = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
-    >>> round(average_similarity(queries), 4), round(average_similarity(queries, as_printed=True), 4)
-    (0.3333, 0.1667)
+    >>> round(average_similarity([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), 4)
+    0.3333
     """
-    similarities = [cosine_similarity(m, n) for m, n in combinations(vectors, 2)]
-    if not similarities:
-        return 0.0
-    return math.fsum(similarities) / len(similarities) / (2 if as_printed else 1)
+    similarities = [cosine_similarity(vector, other) for vector, other in combinations(vectors, 2)]
+    return math.fsum(similarities) / len(similarities) if similarities else 0.0
 
 
 def search_reward(concise: bool, rc: int, avg_sim: float) -> float:
@@ -109,31 +93,27 @@ def search_reward(concise: bool, rc: int, avg_sim: float) -> float:
     return 0.0 if concise or rc == 0 else -1.0
 
 
-def answer_reward_1(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int | None = 3) -> float:
+def answer_reward_1(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int = 3) -> float:
     """Return r_a of stage 1: 1 if the answer is right, else `-1 + beta * RC`, with RC at most `rc_cap` (eq. 10).
 
-    Without the cap (None), as it is printed, a wrong answer after 7 retrievals is worth more than a right one.
+    Without the cap, as it is printed, a wrong answer after 7 retrievals would be worth more than a right one.
 
     >>> answer_reward_1(True, 2), round(answer_reward_1(False, 2), 4), round(answer_reward_1(False, 7), 4)
     (1.0, -0.4, -0.1)
-    >>> round(answer_reward_1(False, 7, rc_cap=None), 4)
-    1.1
     """
-    return 1.0 if correct else -1.0 + beta * _capped(rc, rc_cap)
+    return 1.0 if correct else -1.0 + beta * min(rc, rc_cap)
 
 
-def answer_reward_2(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int | None = 3) -> float:
+def answer_reward_2(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int = 3) -> float:
     """Return r_a of stage 2: `1 - beta * RC` if the answer is right, else -1, with RC at most `rc_cap` (eq. 11).
 
     >>> answer_reward_2(True, 2), answer_reward_2(False, 2), round(answer_reward_2(True, 7), 4)
     (0.4, -1.0, 0.1)
-    >>> round(answer_reward_2(True, 7, rc_cap=None), 4)
-    -1.1
     """
-    return 1.0 - beta * _capped(rc, rc_cap) if correct else -1.0
+    return 1.0 - beta * min(rc, rc_cap) if correct else -1.0
 
 
-def answer_reward_unified(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int | None = 3) -> float:
+def answer_reward_unified(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int = 3) -> float:
     """Return r_a without stages, for Table 2: the second term of eq. 10 if the answer is wrong, else that of eq. 11.
 
     >>> round(answer_reward_unified(True, 2), 4), round(answer_reward_unified(False, 2), 4)
@@ -142,8 +122,8 @@ def answer_reward_unified(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: 
     return (answer_reward_2 if correct else answer_reward_1)(correct, rc, beta=beta, rc_cap=rc_cap)
 
 
-def _capped(rc: int, cap: int | None) -> int:
-    return rc if cap is None else min(rc, cap)
+# By stage; 0 is a reward without stages.
+_ANSWER_REWARDS = (answer_reward_unified, answer_reward_1, answer_reward_2)
 
 
 def when_to_search_format(well_formed: bool) -> float:
@@ -188,12 +168,12 @@ class RiseDetector:
         self.window = window
         self.min_rise = min_rise
         self.stopped_at: int | None = None
-        self._last_step: int | None = None
+        self._last_step = -1
         self._numbers: list[float] = []
 
     def add(self, number: float, step: int) -> None:
         """Take the number of a step into account."""
-        if self.stopped_at is not None or (self._last_step is not None and step <= self._last_step):
+        if self.stopped_at is not None or step <= self._last_step:
             return
         self._last_step = step
         self._numbers = [*self._numbers, number][-2 * self.window :]
@@ -202,12 +182,11 @@ class RiseDetector:
             self.stopped_at = step
 
     def state(self) -> dict[str, Any]:
-        return {"stopped_at": self.stopped_at, "last": self._last_step, "numbers": list(self._numbers)}
+        return {"stopped_at": self.stopped_at, "last": self._last_step, "numbers": self._numbers}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.stopped_at = state.get("stopped_at")
-        self._last_step = state.get("last")
-        self._numbers = list(state.get("numbers", ()))
+        self.stopped_at, self._numbers = state["stopped_at"], list(state["numbers"])
+        self._last_step = -1 if state["last"] is None else state["last"]
 
 
 class WhenToSearchReward(BatchReward):
@@ -229,17 +208,15 @@ class WhenToSearchReward(BatchReward):
     def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
         super().__init__(parts)
         self.settings = settings.when_to_search
-        self._judge = parts.judge
-        self._encoder = None if self.settings.no_r_s else parts.encoder
+        self._judge: Any = parts.judge
+        self._encoder: Any = parts.encoder
         self._retrievals = RiseDetector(window=20, min_rise=0.02)
 
     def stage(self, step: int) -> int:
         """Return 1 or 2, the stage at an optimizer step; 0 without stages."""
         settings = self.settings
-        if settings.stages == "unified":
-            return 0
         if settings.stages != "both":
-            return 1 if settings.stages == "one" else 2
+            return {"unified": 0, "one": 1, "two": 2}[settings.stages]
         if settings.switch_step == "auto":
             return 1 if self._retrievals.stopped_at is None else 2
         return 1 if step < settings.switch_step else 2
@@ -256,58 +233,34 @@ class WhenToSearchReward(BatchReward):
     def restore(self, state: Mapping[str, Any]) -> None:
         self._retrievals.restore(state)
 
-    async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
-        texts: dict[str, None] = {}  # an ordered set
-        for read in batch if self._encoder else ():
-            texts.update(dict.fromkeys(_compared(read)))
-        # One call for the whole batch. If it fails, only the trajectories that need its vectors fail.
-        vectors = asyncio.ensure_future(self._encode(list(texts))) if texts else None
-        stage = self.stage(step)
-        return await gather_all(self._settled(read, self._sum(read, stage, vectors)) for read in batch)
-
-    async def _encode(self, texts: list[str]) -> Vectors:
-        assert self._encoder is not None
-        return dict(zip(texts, await self._encoder.encode(texts), strict=True))
-
-    async def _sum(self, read: Read, stage: int, vectors: asyncio.Future[Vectors] | None) -> float:
+    async def _value(self, read: Read, step: int) -> float:
         settings, parts = self.settings, read.parts
+        stage = self.stage(step)
         parts.update(dict.fromkeys(("correct", "r_a", "r_s", "concise", "avg_sim")), stage=float(stage))
         r_f = parts["r_f"] = when_to_search_format(read.reading.well_formed)
-        r_s = parts["r_s"] = await self._search_reward(read, vectors)
+        r_s = parts["r_s"] = 0.0 if settings.no_r_s else await self._search_reward(read)
         correct = await self._correct(read)
         parts["correct"] = float(correct)
-        answer_reward = (answer_reward_unified, answer_reward_1, answer_reward_2)[stage]
-        rc, rc_cap = int(parts["rc"] or 0), None if settings.eq10_as_printed else settings.rc_cap
-        r_a = 0.0 if settings.no_r_a else answer_reward(correct, rc, beta=settings.beta, rc_cap=rc_cap)
+        r_a = 0.0
+        if not settings.no_r_a:
+            retrievals = int(parts["rc"] or 0)
+            r_a = _ANSWER_REWARDS[stage](correct, retrievals, beta=settings.beta, rc_cap=settings.rc_cap)
         parts["r_a"] = r_a
         return when_to_search_reward(r_a, r_s, r_f)
 
-    async def _search_reward(self, read: Read, vectors: asyncio.Future[Vectors] | None) -> float:
-        if self.settings.no_r_s:
-            return 0.0
-        sent = queries(read.trajectory)
+    async def _search_reward(self, read: Read) -> float:
+        sent = [one_line(query) for query in queries(read.trajectory)]
         concise, avg_sim = True, 0.0
         if len(sent) == 1:
             concise = is_concise(sent[0])
             read.parts["concise"] = float(concise)
-        elif vectors is not None and sent:
-            vector_of = await vectors
-            compared = [vector_of[query] for query in _compared(read)]
-            avg_sim = average_similarity(compared, as_printed=self.settings.eq8_as_printed)
+        elif sent:
+            avg_sim = average_similarity(await self._encoder.encode(sent))
             read.parts["avg_sim"] = avg_sim
         return search_reward(concise, len(sent), avg_sim)
 
     async def _correct(self, read: Read) -> bool:
-        settings, answer = self.settings, read.trajectory.answer
-        if settings.correct == "judge" and answer is not None:
-            assert self._judge is not None
+        answer = read.trajectory.answer
+        if self.settings.correct == "judge" and answer is not None:
             return await answer_matches(self._judge, answer, read.trajectory.question.golden_answers)
-        if settings.correct == "f1":
-            return (read.parts["f1"] or 0.0) >= _F1_THRESHOLD
         return read.parts["em"] == 1.0
-
-
-def _compared(read: Read) -> list[str]:
-    """Return the queries to compare: all of them if there are several, else none."""
-    sent = [one_line(query) for query in queries(read.trajectory)]
-    return sent if len(sent) > 1 else []

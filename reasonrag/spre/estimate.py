@@ -7,15 +7,17 @@ one judge call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from reasonrag.core.errors import JudgeError, LLMError
 from reasonrag.core.text import token_f1
 from reasonrag.core.types import Trajectory
 from reasonrag.llm.base import StepScorer
 from reasonrag.mcts import Evaluation, Tree
-from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.rollout import Engine, derive_seed
+
+if TYPE_CHECKING:
+    from reasonrag.rewards.judge import ProcessJudge
 
 Weighting = Literal["trajectories", "visits"]
 

@@ -14,7 +14,6 @@ from reasonrag.core.settings import validate
 from reasonrag.core.types import Search, Trajectory
 from reasonrag.formats import FORMATS, StreamFormat
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import load_rl_settings
 from reasonrag.publish.exporters import verl_schema
 from reasonrag.retrieval.encoders import LexicalEncoder
@@ -41,7 +40,7 @@ OTHERS = [
 ]
 TURNS = [*[SEARCHES["tool_calls"]] * 4, "Steven Spielberg", "<think>c</think>Spielberg"]
 REWARDS = [
-    {"outcome": {"preset": "search-r1-v0.3"}},
+    {"outcome": {"format_weight": 0.2, "answer_present": 0.1}},
     {"name": "hiprag", "hiprag": {"lambda_p": 0}},
     {"name": "search-p1", "search_p1": {"self_track": False, "reference_track": False, "outcome": "binary"}},
     {"name": "when-to-search", "when_to_search": {"stages": "unified"}},
@@ -94,7 +93,7 @@ def test_a_text_is_worth_what_the_trajectory_behind_it_is_worth(name):
 
 def settings(**more):
     overrides = {"limit": 6, "validation.limit": 3, "format.name": "search_r1", **more}
-    return load_rl_settings(RL_PRESETS, preset="demo-outcome", overrides=overrides)
+    return load_rl_settings(preset="demo-outcome", overrides=overrides)
 
 
 def test_a_task_is_questions_a_reward_and_rollouts(tmp_path):

@@ -16,7 +16,7 @@ import world
 MODEL = str(world.ROOT / "reasonrag" / "demo" / "stream_policy")
 # What rl train takes, and what verl's text cannot give.
 TASKS = {
-    "demo-outcome": ["--set", "reward.outcome.preset=search-r1-v0.3"],
+    "demo-outcome": ["--set", "reward.outcome.format_weight=0.2"],
     "demo-hiprag": ["--set", "reward.hiprag.over_search=false"],
     "demo-search-p1": ["--set", "limit=40"],
     "demo-when-to-search": ["--set", "reward.when_to_search.stages=unified"],
@@ -152,7 +152,7 @@ def own_loop(exported: Path, tokenizer) -> Counter[str]:
         server_manager=Greedy(),
         tokenizer=tokenizer,
     )
-    settings = load_rl_settings({}, file=exported / "task.yaml")
+    settings = load_rl_settings(file=exported / "task.yaml")
     task = open_task(settings)
     rows = dataset(tokenizer, exported / "train.parquet")
     counts: Counter[str] = Counter()
@@ -185,7 +185,7 @@ def search_tool() -> Counter[str]:
     export(*options, "--out", Path.cwd() / "tools")
     overrides = config(*Path("tools/overrides.txt").read_text().splitlines())
     (tool,) = load_all_tools(None, overrides.actor_rollout_ref.rollout.multi_turn.function_tool_path)
-    task = open_task(load_rl_settings({}, file=Path("tools/task.yaml")))
+    task = open_task(load_rl_settings(file=Path("tools/task.yaml")))
 
     async def call() -> None:
         for question in task.questions:

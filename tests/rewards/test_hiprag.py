@@ -13,7 +13,7 @@ from reasonrag.formats import FORMATS
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards import RewardSettings, open_reward
-from reasonrag.rewards.hiprag import StepFlag, detect, hiprag_reward, optimal_share, osr, usr
+from reasonrag.rewards.hiprag import StepFlag, detect, hiprag_reward, optimal_share
 from reasonrag.rewards.judge import JudgeService
 from tests.rewards.toys import asked, fields, hiprag, judge, knowing, parts, score, trajectory, values
 
@@ -129,16 +129,6 @@ def test_ablations(settings, value, calls):
     ours, _ = reward(known={"Jaws": FACT}, **settings)
     assert values(score(ours, hiprag(("Jaws", FACT), (None, "false")))) == [value]
     assert len(asked(ours.judge)) == calls
-
-
-def test_rates_are_micro_averages_over_known_steps():
-    over, needed, unknown = StepFlag("search", True), StepFlag("search", False), StepFlag("search", None)
-    false, right = StepFlag("own", True), StepFlag("own", False)
-    flags = [[over, false], [needed, needed, unknown, right, right], [], [needed]]
-    assert osr(flags) == 1 / 4
-    assert usr(flags) == 1 / 3
-    assert osr([[right], []]) is None
-    assert usr([[unknown]]) is None
 
 
 def test_the_bonus_lies_between_0_and_lambda_p_on_100_000_random_trajectories():

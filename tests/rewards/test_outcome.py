@@ -19,6 +19,8 @@ from reasonrag.rollout import Engine
 from tests.rewards.toys import parts, score, trajectory, values
 from tests.toys import QUESTION, ToyRetriever
 
+SEARCH_R1 = {"format_weight": 0.2, "answer_present": 0.1}
+
 
 def said(answer: str, *, stray: str = "") -> Trajectory:
     search = f"{stray}<think>a film</think><search>director of Jaws</search>"
@@ -34,7 +36,7 @@ def test_search_r1_v03_values():
     right, wrong = "Steven Spielberg", "George Lucas"
     nothing = trajectory("search_r1", "<think>I give up</think>")
     batch = [said(right), said(right, stray="so"), said(wrong), said(wrong, stray="so"), nothing]
-    assert values(score(reward(preset="search-r1-v0.3"), *batch)) == [1.0, 0.8, 0.2, 0.1, 0.0]
+    assert values(score(reward(**SEARCH_R1), *batch)) == [1.0, 0.8, 0.2, 0.1, 0.0]
 
 
 def test_spre_of_a_finished_trajectory():
@@ -50,26 +52,6 @@ def test_spre_of_a_finished_trajectory():
     ]
     assert values(score(spre, *batch)) == [0.125, round(0.125 * 2 / 3, 9), 0.5, 0.0, 0.0]
     assert score(spre, batch[1])[0].parts["path"] == 0.125
-
-
-def test_every_score_explains_itself():
-    (found,) = score(reward(preset="search-r1-v0.3"), said("Spielberg"))
-    assert found.value == 0.2
-    assert found.parts == {
-        "em": 0.0,
-        "f1": pytest.approx(2 / 3),
-        "cem": 0.0,
-        "rc": 1.0,
-        "well_formed": 1.0,
-        "answer": 0.0,
-        "format": 1.0,
-        "answered": 1.0,
-    }
-
-
-def test_a_value_that_is_given_wins_over_the_preset():
-    settings = validate(RewardSettings, {"outcome": {"preset": "search-r1-v0.3", "metric": "f1"}}).outcome
-    assert (settings.metric, settings.format_weight, settings.answer_present) == ("f1", 0.2, 0.1)
 
 
 # beta-GRPO (arXiv:2505.17281). A token is a character here, so the span of a search can be seen.
@@ -133,18 +115,11 @@ def test_the_tokens_of_a_search_are_those_of_its_text():
         assert sure == math.exp(-9.0 if place >= len(chat.encode(before)) else -1.0)
 
 
-@pytest.mark.parametrize("preset", [None, "search-r1-v0.3"])
-def test_beta_0_is_the_outcome_reward(preset):
-    batch = [said("Steven Spielberg"), said("George Lucas", stray="so"), trajectory("search_r1", "<think>no</think>")]
-    plain = score(reward(preset=preset), *batch)
-    assert score(reward(preset=preset, search_confidence=0.0), *batch) == plain
-
-
 def test_an_unsure_answer_keeps_what_its_form_earns():
     unsure = sampled(
         "search_r1", "<think>t</think><search>!</search>", "<think>c</think><answer>Steven Spielberg</answer>"
     )
-    settings = {"outcome": {"preset": "search-r1-v0.3", "search_confidence": 0.4}}
+    settings = {"outcome": {**SEARCH_R1, "search_confidence": 0.4}}
     (found,) = score(open_reward(validate(RewardSettings, settings), parts("search_r1", decode=spelled)), unsure)
     assert (found.value, found.parts["em"], found.parts["answer"]) == (0.2, 1.0, 0.0)
 
@@ -164,11 +139,6 @@ def test_a_policy_without_log_probabilities_ends_the_run_and_is_never_scored():
     settings = validate(RewardSettings, {"outcome": {"search_confidence": 0.4}})
     with pytest.raises(ConfigError, match="reports none"):
         score(open_reward(settings, parts("search_r1", decode=spelled)), said("Steven Spielberg"))
-
-
-def test_a_trajectory_that_has_not_ended_is_not_scored():
-    (found,) = score(reward(), Trajectory(QUESTION))
-    assert (found.value, found.cause) == (None, "unfinished")
 
 
 class Broken(BatchReward):
@@ -213,12 +183,11 @@ def test_what_the_user_has_to_mend_is_raised():
     ("given", "message"),
     [
         ({"outcome": {"answer_present": 0.3, "format_weight": 0.2}}, "a malformed wrong answer would earn more"),
-        ({"outcome": {"preset": "search-r1-v0.4"}}, "did you mean 'search-r1-v0.3'"),
         ({"when_to_search": {"no_stage_one": True}}, "no_stage_one was a setting of an earlier version"),
         ({"when_to_search": {"rc_cap": 7}}, "a wrong answer would earn as much"),
         ({"when_to_search": {"rc_cap": 4}}, "is 1 or more: a wrong answer would earn as much"),
         ({"when_to_search": {"rc_cap": 7, "no_r_s": True}}, "is 2 or more: a wrong answer would earn as much"),
-        ({"when_to_search": {"switch_step": -1}}, "never comes"),
+        ({"when_to_search": {"switch_step": -1}}, "switch_step"),
         ({"hiprag": {"lambda_q": 0.4}}, "unknown key 'hiprag.lambda_q'; did you mean 'lambda_p'"),
         ({"hiprag": {"lambda_p": -0.1}}, "greater than or equal to 0"),
     ],
@@ -231,7 +200,7 @@ def test_settings_that_cannot_work_are_refused(given, message):
 def test_without_r_s_more_retrievals_may_count():
     settings = validate(RewardSettings, {"when_to_search": {"rc_cap": 6, "no_r_s": True}})
     assert settings.when_to_search.rc_cap == 6
-    assert validate(RewardSettings, {"when_to_search": {"rc_cap": 7, "eq10_as_printed": True}})
+    assert validate(RewardSettings, {"when_to_search": {"rc_cap": 7, "stages": "unified"}})
 
 
 @pytest.mark.parametrize(

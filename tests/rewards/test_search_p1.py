@@ -70,7 +70,6 @@ def test_a_wrong_answer_by_hand():
         ({"reference_track": False}, 0.775, 0.511),  # path 0.25
         ({"self_track": False}, 1.0, 0.736),
         ({"self_track": False, "reference_track": False}, 0.7, 0.436),
-        ({"reference_track": False, "efficiency_factor": False}, 0.85, 0.586),  # path 0.5
         ({"outcome": "binary"}, 1.0, 0.4),
         ({"format": "none"}, 0.9, 0.636),
         ({"lambda_p": 0.4, "lambda_a": 1.0, "alpha": 0.5}, 1.5, 1.15),  # outcome 0.25 + 0.4
@@ -170,7 +169,7 @@ def test_without_searches_the_path_is_worth_nothing():
         (self_consistency(1.2, 3, 3, 3), 1.2),
         (self_consistency(0.6, 1, 3, 2), 0.6 / 3 / 2),
         (self_consistency(1.0, 1, 0, 2), 0.0),
-        (self_consistency(1.0, 1, 2, 0, efficiency_factor=False), 0.0),
+        (self_consistency(1.0, 1, 2, 0), 0.0),
         (self_consistency(1.0, 9, 2, 2), 1.0),  # more than were planned cannot have been carried out
         (self_consistency(0.2, 2, 2, 1), 0.4),  # one search carried out both steps
         (reference_alignment(1, 4, 5), 1 / 4 / 5),
@@ -190,11 +189,8 @@ def test_the_total_lies_in_its_range_on_50_000_random_verdicts():
     lowest, highest, invalid = 1.0, 0.0, 0
     for _ in range(50_000):
         planned, reference, actions = draw.randrange(6), draw.randrange(6), draw.randrange(6)
-        factor = draw.random() < 0.5
-        own = self_consistency(
-            draw.choice(PLANNER_SCORES), draw.randrange(9), planned, actions, efficiency_factor=factor
-        )
-        ref = reference_alignment(draw.randrange(9), reference, actions, efficiency_factor=factor)
+        own = self_consistency(draw.choice(PLANNER_SCORES), draw.randrange(9), planned, actions)
+        ref = reference_alignment(draw.randrange(9), reference, actions)
         path = path_reward(own, draw.choice((None, ref)))
         outcome = outcome_score(draw.random() < 0.3, draw.choice(ACCURACY_SCORES), draw.choice(REASONING_SCORES))
         assert 0 <= path <= 1.2

@@ -95,11 +95,6 @@ def test_r_s_with_counts_of_words(queries, r_s):
     assert found.parts["r_s"] == pytest.approx(r_s)
 
 
-def test_eq_8_as_printed_is_half_of_the_mean():
-    (found,) = score(reward(eq8_as_printed=True), when_to_search("Jaws", "Jaws"))
-    assert found.parts["r_s"] == pytest.approx(-0.5)
-
-
 @pytest.mark.parametrize(
     ("query", "concise"),
     [
@@ -140,13 +135,6 @@ def test_out_of_form_a_right_answer_can_be_worth_less_than_a_wrong_one_in_form(w
     assert min(sums(True, worth, -1.0)) - max(sums(False, worth, 1.0)) == pytest.approx(0.1 - 2)
     best_out_of_form, worst_in_form = max(sums(True, worth, -1.0)), min(sums(False, worth, 1.0))
     assert best_out_of_form > worst_in_form
-
-
-def test_opposite_queries_can_break_the_guarantee():
-    """With negative likeness -avg_sim is a bonus: beyond 0.1 a wrong answer can be worth more."""
-    right = when_to_search_reward(answer_reward_1(True, 1), search_reward(False, 1, 0.0), 1.0)
-    wrong = when_to_search_reward(answer_reward_1(False, 3), search_reward(True, 3, -0.2), 1.0)
-    assert wrong > right
 
 
 @pytest.mark.parametrize(
@@ -199,16 +187,6 @@ def test_auto_goes_on_after_a_restart_as_if_there_had_been_none():
         assert after.stage(20) == 2
 
 
-def test_eq_10_and_11_as_printed_count_every_search():
-    """Five searches, the paper's own limit: -1 + 5 * 0.3 for a wrong answer, 1 - 5 * 0.3 for a right one."""
-    sent = ["Jaws", "director of Jaws", "Spielberg film", "shark film", "1975 film"]
-    for printed, wrong, right in ((True, 0.5, -0.5), (False, -0.1, 0.1)):
-        stages = [reward(eq10_as_printed=printed, switch_step=step) for step in (1, 0)]
-        answers = ("George Lucas", "Steven Spielberg")
-        found = [score(stage, when_to_search(*sent, answer=a))[0] for stage, a in zip(stages, answers, strict=True)]
-        assert [round(each.parts["r_a"], 4) for each in found] == [wrong, right]
-
-
 def test_the_unified_reward_of_table_2_has_both_terms_at_every_step():
     ours = reward(stages="unified", no_r_s=True)
     batch = [when_to_search("Jaws"), when_to_search("Jaws", "shark", answer=WRONG), when_to_search()]
@@ -220,9 +198,9 @@ def test_the_unified_reward_of_table_2_has_both_terms_at_every_step():
     assert (without.value, without.parts["correct"], without.parts["r_a"]) == (1.0, 0.0, 0.0), "the form alone"
 
 
-def test_f1_and_a_judge_can_tell_what_is_correct():
+def test_a_judge_can_tell_what_is_correct():
     close = when_to_search("Jaws", answer="the great Steven Spielberg")
-    assert [score(reward(**s), close)[0].parts["correct"] for s in ({}, {"correct": "f1"})] == [0.0, 1.0]
+    assert score(reward(), close)[0].parts["correct"] == 0.0
     service = judge(lambda request: "YES" if "Spielberg" in fields(request)["Prediction"] else "NO")
     ours = reward(service=service, correct="judge")
     nothing = trajectory("when_to_search", "<think>I give up</think>")
@@ -252,11 +230,3 @@ def test_an_encoder_that_fails_touches_only_those_who_need_it(encoder, cause):
     found = score(reward(encoder), when_to_search("Jaws"), when_to_search("Jaws", "shark"), when_to_search())
     assert [s.cause for s in found] == ["", cause, ""]
     assert [s.value is None for s in found] == [False, True, False]
-
-
-def test_queries_are_encoded_once_a_batch_and_only_where_there_are_several():
-    encoder = Vectors({"Jaws": [1.0], "shark": [1.0]})
-    batch = [when_to_search("Jaws", "shark"), when_to_search("shark", "Jaws"), when_to_search("alone")]
-    score(reward(encoder), *batch)
-    score(reward(encoder, no_r_s=True), *batch)
-    assert encoder.calls == [["Jaws", "shark"]]
