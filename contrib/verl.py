@@ -43,10 +43,9 @@ from reasonrag.formats.tool_calls import ToolCallsFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.row_sampling import sampled_completion
-from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.reference_plans import load_plans
 from reasonrag.online_rl.rows import transcripts
-from reasonrag.online_rl.settings import RLSettings, load_rl_settings
+from reasonrag.online_rl.settings import RLSettings, load_rl_settings, rl_presets
 from reasonrag.online_rl.task import Task, batched_retrievers, needs_of, open_task
 from reasonrag.pipeline.models import open_llm
 from reasonrag.pipeline.parts import judge_service, open_engine
@@ -186,7 +185,7 @@ def question_of(row: Mapping[str, Any]) -> Question:
 
 @cache
 def _reward(folder: Path) -> tuple[Any, Reward]:
-    settings = load_rl_settings({}, file=folder / "task.yaml")
+    settings = load_rl_settings(file=folder / "task.yaml")
     form: Any = open_format(settings.as_config(), warn=False)
     needs, as_text = check(settings, form), TextFormat(form)
     parts: partial[RewardParts] = partial(RewardParts, as_text)
@@ -202,7 +201,7 @@ def _reward(folder: Path) -> tuple[Any, Reward]:
 
 @cache
 def _task(folder: Path) -> tuple[Task, Retriever]:
-    task = open_task(load_rl_settings({}, file=folder / "task.yaml"))
+    task = open_task(load_rl_settings(file=folder / "task.yaml"))
     return task, batched_retrievers(task)[0]
 
 
@@ -259,13 +258,13 @@ class agent_loop:  # noqa: N801 -- the name of our loop in verl's configuration
 def main() -> None:
     """Export with the settings of `rl train`: a preset, a file, and KEY=VALUE pairs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--preset", choices=sorted(RL_PRESETS))
+    parser.add_argument("--preset", choices=sorted(rl_presets()))
     parser.add_argument("--config", type=Path, help="YAML file of settings")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, as in rl train")
     parser.add_argument("--out", required=True, type=Path)
     given = parser.parse_args()
     overrides = dict(setting.split("=", 1) for setting in given.set)
-    settings = load_rl_settings(RL_PRESETS, preset=given.preset, file=given.config, overrides=overrides)
+    settings = load_rl_settings(preset=given.preset, file=given.config, overrides=overrides)
     for split, questions in export_task(settings, given.out).items():
         print(f"{split}: {questions} questions")
 

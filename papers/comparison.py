@@ -17,13 +17,13 @@ import yaml
 
 from papers.plan import Stage
 from reasonrag.evaluation.judged import JUDGED
-from reasonrag.online_rl.presets import RL_PRESETS
+from reasonrag.online_rl.settings import rl_presets
 
 BASE = "base"
 JUDGE = "demo-judge"
 # A collapse is a result of the comparison, so no guard stops an online training run.
 NO_GUARDS = ("guards.format_rate_drop=0", "guards.max_length_growth=0")
-_VALIDATION_QUESTIONS = int(RL_PRESETS["demo-outcome"]["validation"]["limit"])
+_VALIDATION_QUESTIONS = int(rl_presets()["demo-outcome"]["validation"]["limit"])
 _QUESTIONS = 600  # of ReasonRAG's Table 3, and the iterations of each tree
 _ITERATIONS = 8
 # Calls of one iteration with two rollouts, measured as 5.7 to 6.0: the budget of a tree that is valued by a judge.
@@ -162,12 +162,12 @@ class Paper:
 
     def steps(self, scale: Scale) -> int | None:
         """Return the optimizer steps of every variant; None if each has its own number."""
-        return scale.max_steps or int(RL_PRESETS[self.preset]["max_steps"]) if self.kind == "online" else None
+        return scale.max_steps or int(rl_presets()[self.preset]["max_steps"]) if self.kind == "online" else None
 
     def described_method(self, steps: int | None) -> str:
         if self.kind != "online":
             return self.method.rstrip("\n")
-        famous = _FAMOUS if RL_PRESETS[self.preset].get("split") == "train-famous" else ""
+        famous = _FAMOUS if rl_presets()[self.preset].get("split") == "train-famous" else ""
         return (
             f"Every variant is trained by `rl train --preset {self.preset}` for {steps} optimizer\n"
             f"steps from `{self.policy}`, and its last policy is evaluated even if training collapsed.{famous}"
@@ -250,7 +250,7 @@ def _trained(out: Path, source: Path, seed: int, scale: Scale, *, variant: str) 
 
 def _steps_trained(out: Path, model: str, seed: int, scale: Scale, *settings: str) -> Stage:
     """Return `rl train` in the format `reasonrag`; a model that is a folder is what it needs."""
-    steps = scale.max_steps or int(RL_PRESETS["demo-reasonrag"]["max_steps"])
+    steps = scale.max_steps or int(rl_presets()["demo-reasonrag"]["max_steps"])
     arguments = ["rl", "train", "--preset", "demo-reasonrag", "--model", model, "--seed", str(seed)]
     arguments += ["--limit", str(scale.questions or _QUESTIONS), "--max-steps", str(steps)]
     for setting in (*settings, *NO_GUARDS):

@@ -16,8 +16,7 @@ from reasonrag.cli import cli
 from reasonrag.core.config import PRESETS, Config
 from reasonrag.core.settings import EXECUTION
 from reasonrag.core.table import Table
-from reasonrag.online_rl.presets import RL_PRESETS
-from reasonrag.online_rl.settings import RLSettings
+from reasonrag.online_rl.settings import RLSettings, rl_presets
 from reasonrag.retrieval.index.settings import IndexConfig
 from reasonrag.training.settings import DPO_PRESETS, PRM_PRESETS, SFT_PRESETS, DPOSettings, PRMSettings, SFTSettings
 
@@ -27,7 +26,7 @@ SETTINGS: tuple[tuple[str, type[BaseModel], dict[str, Any]], ...] = (
     ("dpo train", DPOSettings, DPO_PRESETS),
     ("sft train", SFTSettings, SFT_PRESETS),
     ("prm train", PRMSettings, PRM_PRESETS),
-    ("rl train", RLSettings, RL_PRESETS),
+    ("rl train", RLSettings, rl_presets()),
     ("index build", IndexConfig, {}),
 )
 

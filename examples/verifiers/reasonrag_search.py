@@ -24,7 +24,6 @@ from pydantic import Field
 from reasonrag.agents.environment import CurrentPolicy, open_environment
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.llm.server import ServerLLM
-from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import load_rl_settings
 from reasonrag.online_rl.task import Task
 from reasonrag.rewards import Reward
@@ -110,5 +109,5 @@ class SearchHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 def _opened(settings: str) -> tuple[Task, Engine, Reward]:
     """Open questions, search, format and reward once for each combination of settings."""
     preset, overrides = json.loads(settings)
-    resolved = load_rl_settings(RL_PRESETS, preset=preset, overrides=overrides)
+    resolved = load_rl_settings(preset=preset, overrides=overrides)
     return open_environment(resolved, Path(mkdtemp(prefix="reasonrag-"), "journal.sqlite"), AsyncExitStack())

@@ -58,9 +58,8 @@ def serve(**given: Any) -> None:
     from reasonrag.agents.environment import EnvironmentSettings, serve_environment
     from reasonrag.commands.console import log_plainly
     from reasonrag.core.settings import validate
-    from reasonrag.online_rl.presets import RL_PRESETS
     from reasonrag.online_rl.settings import load_rl_settings
 
     log_plainly()
     listening = validate(EnvironmentSettings, given_settings({name: given.pop(name) for name in _LISTENING}))
-    sys.exit(serve_environment(load_rl_settings(RL_PRESETS, **sources(given)), listening))
+    sys.exit(serve_environment(load_rl_settings(**sources(given)), listening))

@@ -75,22 +75,21 @@ def online_settings(given: dict[str, Any]) -> RLSettings:
     Defaults are chosen and printed: the newest policy of `dpo train` with its questions, or a paper's model.
     """
     from reasonrag.core.settings import gather
-    from reasonrag.online_rl.presets import RL_PRESETS
-    from reasonrag.online_rl.settings import load_rl_settings
+    from reasonrag.online_rl.settings import load_rl_settings, rl_presets
 
     asked = sources(given)
     named = gather({}, file=asked["file"], overrides=asked["overrides"])
-    of_preset = gather(RL_PRESETS, preset=asked.get("preset"))
+    of_preset = gather(rl_presets(), preset=asked.get("preset"))
     for name, flag in (("model", "--model"), ("data", "--dataset")):
         if name in of_preset and name not in named:
             print_line(f"{name}: {of_preset[name]}, the preset's; {flag} chooses another")
     if "model" not in named or "data" not in {**of_preset, **named}:
         from reasonrag.commands.defaults import online_defaults, require_gpu
 
-        asked["overrides"] |= online_defaults(gather(RL_PRESETS, **asked), print_line)
+        asked["overrides"] |= online_defaults(gather(rl_presets(), **asked), print_line)
         if "model" not in named:
-            require_gpu(load_rl_settings(RL_PRESETS, **asked))
-    return load_rl_settings(RL_PRESETS, **asked)
+            require_gpu(load_rl_settings(**asked))
+    return load_rl_settings(**asked)
 
 
 @rl.command("plan")

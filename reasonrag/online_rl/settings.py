@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +26,8 @@ from reasonrag.core.config import (
     carried_settings,
 )
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.settings import Section, Tree, constants, execution, gather, merge, setting, validate
-from reasonrag.rewards.settings import RewardSettings
+from reasonrag.core.settings import Section, Tree, constants, execution, gather, merge, read_yaml, setting, validate
+from reasonrag.rewards.base import RewardSettings
 from reasonrag.training.settings import TrainSettings
 
 
@@ -307,22 +308,31 @@ class RLSettings(TrainSettings):
         )
 
 
+@cache
+def rl_presets() -> dict[str, Tree]:
+    """Return the presets of `rl train` by name; one that names a `base` is laid over it."""
+    presets: dict[str, Tree] = {}
+    for name, changes in read_yaml(Path(__file__).with_name("presets.yaml")).items():
+        tree: Tree = {}
+        merge(tree, presets.get(changes.pop("base", ""), {}))
+        merge(tree, changes)
+        presets[name] = tree
+    return presets
+
+
 def load_rl_settings(
-    presets: Mapping[str, Tree],
-    *,
-    preset: str | None = None,
-    file: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    *, preset: str | None = None, file: Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> RLSettings:
     """Resolve the settings. The format and prompts saved with the policy are defaults, which `overrides` replace.
 
     Raises:
         ConfigError: an unknown key (with the nearest name), a value out of range, a contradiction.
     """
-    explicit = gather(presets, preset=preset, file=file, overrides=overrides)
+    explicit = gather(rl_presets(), preset=preset, file=file, overrides=overrides)
     model = str(explicit.get("model") or "")
-    carried = carried_settings(ModelAddress.of_model(model))
-    tokens = carried.pop("policy", {}).get("max_tokens")
-    tree: Tree = {**carried, **({"rollout": {"max_tokens": tokens}} if tokens else {})}
+    tree = carried_settings(ModelAddress.of_model(model))
+    tokens = tree.pop("policy", {}).get("max_tokens")
+    if tokens:
+        tree["rollout"] = {"max_tokens": tokens}
     merge(tree, explicit)
     return validate(RLSettings, tree)

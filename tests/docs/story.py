@@ -23,7 +23,6 @@ import structlog
 from reasonrag.cli import cli, main
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.settings import gather, validate
-from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import load_rl_settings
 from reasonrag.training.settings import DPO_PRESETS, DPOSettings
 from tests import warmed
@@ -205,7 +204,7 @@ def read(words: tuple[str, ...]) -> None:
     if file or preset:
         path = ROOT / file if file else None
         if words[:2] in (("rl", "train"), ("env", "serve")):
-            load_rl_settings(RL_PRESETS, preset=preset, file=path)
+            load_rl_settings(preset=preset, file=path)
         elif words[:2] == ("dpo", "train"):
             validate(DPOSettings, gather(DPO_PRESETS, preset=preset, file=path))
         else:

@@ -6,12 +6,12 @@ import ast
 import operator
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from reasonrag.online_rl.settings import rl_presets
 from tests.docs.story import PAGES, ROOT, blocks
 
 PAGE = "docs/papers.md"
@@ -30,7 +30,7 @@ def test_all_arithmetic_on_the_pages_is_right() -> None:
 def test_settings_in_tables_are_those_of_the_configuration_files() -> None:
     seen = 0
     for file, rows in _tables():
-        settings = yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))
+        settings = rl_presets().get(file) or yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))
         for name, shown in rows:
             found: Any = settings
             for part in name.split("."):
@@ -54,11 +54,11 @@ def _value(node: ast.expr) -> float:
     return float(node.value)
 
 
-def _tables() -> Iterator[tuple[Path, list[tuple[str, str]]]]:
-    """Rows of each table of settings, with the configuration file that is named next."""
+def _tables() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Rows of each table of settings, with the configuration file or preset that is named next."""
     text = PAGES[PAGE].read_text(encoding="utf-8")
     for found in re.finditer(r"^\| setting \| value \| source \|\n(?:\|.*\n)+", text, re.MULTILINE):
         rows = re.findall(r"^\| `([\w.]+)` \| (.+?) \|", found[0], re.MULTILINE)
-        named = re.search(r"--config (configs/[\w-]+\.yaml)\b(?<!fsdp\.yaml)", text[found.end() :])
+        named = re.search(r"--(?:config|preset) ((?!configs/fsdp)[\w./-]+)", text[found.end() :])
         assert named is not None
-        yield Path(named[1]), rows
+        yield named[1], rows

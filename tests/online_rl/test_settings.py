@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.online_rl import task as tasks
-from reasonrag.online_rl.presets import RL_PRESETS
-from reasonrag.online_rl.settings import RLSettings, load_rl_settings
+from reasonrag.online_rl.settings import RLSettings, load_rl_settings, rl_presets
 from reasonrag.online_rl.train import train_online
 from tests.online_rl.toys import settings
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-DAPO = {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.0, "sampling.dynamic": True, "mask_truncated": True}
 
-# 80 % of a data set, validated on the rest.
-SPLIT = {"limit": 12_000, "validation.data": "2wikimultihopqa:train", "validation.limit": 3000}
-
-
-@pytest.mark.parametrize("preset", sorted(RL_PRESETS))
+@pytest.mark.parametrize("preset", sorted(rl_presets()))
 def test_every_preset_can_be_loaded_and_divided_into_passes(preset):
-    loaded = load_rl_settings(RL_PRESETS, preset=preset)
+    loaded = load_rl_settings(preset=preset)
     assert loaded.accumulation(1) >= 1
-    assert load_rl_settings({}, overrides=flat(loaded)) == loaded
-
-
-@pytest.mark.parametrize(
-    ("file", "preset", "more"),
-    [
-        ("rl-search-r1", "search-r1", {}),
-        ("rl-hiprag", "hiprag", {}),
-        ("rl-search-p1", "search-p1", {}),
-        ("rl-when-to-search", "when-to-search", SPLIT),
-        ("rl-dapo", "search-r1", DAPO),
-    ],
-)
-def test_every_recipe_is_its_preset(file, preset, more):
-    recipe = load_rl_settings(RL_PRESETS, file=CONFIGS / f"{file}.yaml")
-    assert recipe == load_rl_settings(RL_PRESETS, preset=preset, overrides=more)
-    assert recipe.accumulation(8) >= 1, "on one node"
+    assert preset.startswith("demo") or loaded.accumulation(8) >= 1, "on one node"
+    assert load_rl_settings(overrides=flat(loaded)) == loaded
 
 
 def flat(tree: RLSettings) -> dict[str, object]:

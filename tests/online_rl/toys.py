@@ -32,7 +32,6 @@ from reasonrag.core.types import (
 from reasonrag.formats.base import Reading, Stage
 from reasonrag.llm.base import Sampling
 from reasonrag.online_rl.collector import Collector, RolloutLoop
-from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.online_rl.train import train_online
 from reasonrag.pipeline.models import open_llm
@@ -61,7 +60,7 @@ QUICK: dict[str, Any] = {
 def settings(preset: str = "demo-outcome", **overrides: Any) -> RLSettings:
     """Of a quick training; names have `__` for a dot."""
     named = {name.replace("__", "."): value for name, value in overrides.items()}
-    return load_rl_settings(RL_PRESETS, preset=preset, overrides=QUICK | named)
+    return load_rl_settings(preset=preset, overrides=QUICK | named)
 
 
 def train(wanted: RLSettings, out: Path, *, log: Callable[[str], None]) -> dict[str, Any]:
@@ -135,7 +134,7 @@ if at:  # while the rewards of that step are worked out
     import tests.online_rl.toys as toys
     toys.KILL_AT = at
 
-train_online(load_rl_settings({}, overrides=tree), out, log=lambda line: print(line, flush=True))
+train_online(load_rl_settings(overrides=tree), out, log=lambda line: print(line, flush=True))
 """
 
 
