@@ -19,8 +19,7 @@ from random import Random
 
 from benchmarks.table import Table, options
 from benchmarks.virtual_time import run
-from reasonrag.core.http import Unavailable
-from reasonrag.core.slots import Slots
+from reasonrag.core.calls import Slots, Unavailable
 
 SIZES, CHANCES, SPREADS = (8, 64, 200), (0.0, 0.2, 0.4), (0.0, 1.0)
 LEAST = ">= 0.75"

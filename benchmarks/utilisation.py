@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from benchmarks.table import Table, options
 from benchmarks.virtual_time import run
+from reasonrag.core.calls import Slots
 from reasonrag.core.config import SearchConfig, ValueConfig
-from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, Passage, Prompt, Question
 from reasonrag.dpo.pairs import derive_pairs
 from reasonrag.formats import ReasonRAGFormat

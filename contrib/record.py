@@ -23,7 +23,7 @@ import aiohttp
 import structlog
 from aiohttp import web
 
-from reasonrag.core.http import check_url
+from reasonrag.core.calls import check_url
 from reasonrag.core.text import parse_json, redact_data, valid_unicode
 from reasonrag.storage.records import CALLS, read_calls
 

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core import event_loop
+from reasonrag.core.calls import SlotCounts
 from reasonrag.core.config import Config, JudgeConfig, ValueConfig, carried_settings
 from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
-from reasonrag.core.slots import SlotCounts
 from reasonrag.core.text import Rules, normalize_answer
 from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
 from reasonrag.evaluation.judged import NOT_JUDGED, Examiner, Judging

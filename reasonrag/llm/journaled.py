@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from reasonrag.core.slots import Request, SlotCounts, Slots, answered
+from reasonrag.core.calls import Request, SlotCounts, Slots, answered
 from reasonrag.core.text import redact_data
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, caller

@@ -19,11 +19,11 @@ from typing import Any
 
 import structlog
 
+from reasonrag.core.calls import Slots
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError, RunError, is_out_of_memory
 from reasonrag.core.event_loop import CLOSE_S, beat
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling, caller
 from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity

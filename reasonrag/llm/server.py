@@ -15,13 +15,10 @@ from typing import Literal
 import aiohttp
 import structlog
 
-from reasonrag.core.addresses import Addresses
-from reasonrag.core.config import ModelConfig
-from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.core.event_loop import Worker
-from reasonrag.core.http import (
+from reasonrag.core.calls import (
     AWAY,
-    Retries,
+    Addresses,
+    Request,
     Unavailable,
     about_key,
     bearer_header,
@@ -30,8 +27,10 @@ from reasonrag.core.http import (
     is_transient,
     parse_retry_after,
 )
+from reasonrag.core.config import ModelConfig
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.event_loop import Worker
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.slots import Request
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.base import Sampling, caller, overflows_context
 from reasonrag.llm.model_folder import public_name
@@ -149,8 +148,14 @@ class ServerLLM:
         self._key, self._key_env = api_key or None, key_env
         self._headers = bearer_header(api_key, "the API key")
         self._timeout_s = timeout_s
-        retries = partial(Retries, deadline_s=timeout_s, max_retries=max_retries, first_wait_s=backoff_s)
-        self._at = partial(Addresses, retries=retries, name=self.name, error=LLMError)
+        self._at = partial(
+            Addresses,
+            name=self.name,
+            error=LLMError,
+            deadline_s=timeout_s,
+            max_retries=max_retries,
+            first_wait_s=backoff_s,
+        )
         urls = [url.rstrip("/") for url in urls]
         self._addresses = self._at(urls, concurrency=concurrency, patience_s=patience_s)
         self.slots = self._addresses.slots

@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from reasonrag.core.calls import Slots
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.slots import Slots
 from reasonrag.core.text import excerpt
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, caller, cut_at_stop, overflows_context

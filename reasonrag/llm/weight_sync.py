@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from reasonrag.core.calls import Retries, Unavailable, check_url
 from reasonrag.core.errors import ConfigError, LLMError, ReasonRAGError
-from reasonrag.core.http import Retries, Unavailable, check_url
 from reasonrag.core.text import MOST_QUOTED, excerpt
 from reasonrag.llm.openai_wire import readable
 

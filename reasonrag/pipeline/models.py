@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import asyncio
+import time
 from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,6 @@ import structlog
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config, ModelConfig, carried_settings
 from reasonrag.core.errors import BackendError, ConfigError
-from reasonrag.core.http import Retries, Unavailable
 from reasonrag.core.models import PAPER_POLICY, ModelAddress, choices
 from reasonrag.core.settings import COMMIT, Tree, merge, validate
 from reasonrag.core.types import Question
@@ -34,6 +34,7 @@ log = structlog.get_logger()
 
 Role = Literal["policy", "judge"]
 
+_POLL_S = 1.0  # between two questions to a server that does not answer yet
 _LEARNT = ("model", "vllm", "card")  # settings that a server supplies
 
 
@@ -106,23 +107,17 @@ async def once_up(part: Any, wait_s: float) -> Any:
     Raises:
         LLMError, RetrievalError, ConfigError: as `check` does.
     """
-    retries = Retries(deadline_s=wait_s, max_retries=sys.maxsize, wait_s=lambda failures: 1.0)
-
-    async def check() -> Any:
+    ends_at, is_waiting = time.monotonic() + wait_s, False
+    while True:
         try:
             return await part.check()
         except BackendError as error:
-            if error.cause != "unreachable" or not wait_s:
+            if error.cause != "unreachable" or time.monotonic() + _POLL_S > ends_at:
                 raise
-            if not retries.failures:
+            if not is_waiting:
                 log.warning(f"{error}; waiting up to {wait_s:g} s")
-            raise Unavailable(str(error)) from error
-
-    try:
-        return await retries.run_async(check)
-    except Unavailable as failure:
-        assert failure.__cause__ is not None
-        raise failure.__cause__ from None
+                is_waiting = True
+        await asyncio.sleep(_POLL_S)
 
 
 def _address(config: ModelConfig, role: Role) -> ModelAddress:

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from reasonrag.core.calls import RETRIES, SlotCounts
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import BackendError, Interrupted, RunError, check_limits
 from reasonrag.core.event_loop import STALL_S, progressing
-from reasonrag.core.http import RETRIES
-from reasonrag.core.slots import SlotCounts
 from reasonrag.core.text import duration, excerpt, one_line, pace
 from reasonrag.core.types import Question
 from reasonrag.llm.journaled import JournaledLLM

@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.core.addresses import Addresses
-from reasonrag.core.errors import ConfigError, RetrievalError
-from reasonrag.core.http import (
+from reasonrag.core.calls import (
     TOKEN_ENV,
-    Retries,
+    Addresses,
     Unavailable,
     about_key,
     bearer_header,
@@ -23,6 +21,7 @@ from reasonrag.core.http import (
     is_transient,
     parse_retry_after,
 )
+from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage, as_finite
 from reasonrag.retrieval.corpus import passage_contents
@@ -86,9 +85,14 @@ class RemoteRetriever:
         self.name = f"the retrieval server{'s' if len(urls) > 1 else ''}"
         self.max_queries = max_queries
         self._timeout_s = timeout_s
-        retries = partial(Retries, deadline_s=deadline_s, max_retries=max_retries, first_wait_s=0.125)
         self._addresses = Addresses(
-            urls, concurrency, retries=retries, patience_s=deadline_s, name=self.name, error=RetrievalError
+            urls,
+            concurrency,
+            name=self.name,
+            error=RetrievalError,
+            deadline_s=deadline_s,
+            max_retries=max_retries,
+            patience_s=deadline_s,
         )
         self.slots = self._addresses.slots
         self._token_env = token_env

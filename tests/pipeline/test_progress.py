@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from reasonrag.core.http import RETRIES
+from reasonrag.core.calls import RETRIES
 from reasonrag.pipeline.work import Progress, Usage
 
 

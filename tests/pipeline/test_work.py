@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from benchmarks.virtual_time import run as run_virtually
-from reasonrag.core.slots import Slots
+from reasonrag.core.calls import Slots
 from reasonrag.core.types import Question
 from reasonrag.pipeline.work import Progress, work_through
 

@@ -2,24 +2,86 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import time
 from collections import Counter
 from contextlib import suppress
-from functools import partial
 
 import pytest
 
 from benchmarks.slots import Engine, drive
 from benchmarks.virtual_time import run as run_virtually
-from reasonrag.core.addresses import Addresses
-from reasonrag.core.errors import Interrupted, LLMError
-from reasonrag.core.http import Retries, Unavailable
-from reasonrag.core.slots import START, Slots
+from reasonrag.core.calls import (
+    START,
+    Addresses,
+    Slots,
+    Unavailable,
+    backoff,
+    bearer_header,
+    check_url,
+    parse_retry_after,
+)
+from reasonrag.core.errors import ConfigError, Interrupted, LLMError
 
 
-def one_server(concurrency: int | None = None) -> Addresses:
-    retries = partial(Retries, deadline_s=300.0, max_retries=8)
-    urls = ["http://127.0.0.1:1/v1"]
-    return Addresses(urls, concurrency, retries=retries, patience_s=600.0, name="m", error=LLMError)
+def one_server(concurrency: int | None = None, deadline_s: float = 300.0, max_retries: int = 8) -> Addresses:
+    limits = {"deadline_s": deadline_s, "max_retries": max_retries, "patience_s": 600.0}
+    return Addresses(["http://127.0.0.1:1/v1"], concurrency, name="m", error=LLMError, **limits)
+
+
+def answer(*failures: Exception, **limits: float) -> str:
+    """What a call returns that fails so before it is answered."""
+    left = list(failures)
+
+    async def send(*_: object) -> str:
+        if left:
+            raise left.pop(0)
+        return f"answered, {len(left)} left"
+
+    return run_virtually(one_server(**limits).ask(send))
+
+
+def test_a_call_is_sent_again_so_often_and_the_last_failure_is_raised_with_the_one_before() -> None:
+    failures = [Unavailable("first"), Unavailable("second")]
+    assert answer(*failures, max_retries=2) == "answered, 0 left"
+    with pytest.raises(LLMError, match="m gave no answer in 2 attempts; last: second; before that: first"):
+        answer(*failures, max_retries=1)
+
+
+def test_other_errors_and_cancellation_end_a_call_at_once() -> None:
+    for error in (ValueError("no"), asyncio.CancelledError()):
+        with pytest.raises(type(error)):
+            answer(error)
+
+
+def test_a_failure_that_does_not_count_is_bounded_by_time_alone() -> None:
+    busy = [Unavailable("restarting", counts=False) for _ in range(5)]
+    assert answer(*busy, max_retries=0) == "answered, 0 left"
+    with pytest.raises(LLMError):
+        answer(*busy, max_retries=0, deadline_s=0.1)
+    with pytest.raises(LLMError):
+        answer(Unavailable("later", retry_after_s=3600))
+
+
+def test_the_wait_doubles_up_to_its_bound_with_jitter() -> None:
+    for failures, full in ((1, 0.5), (2, 1.0), (5, 8.0), (5000, 8.0)):
+        assert full / 2 <= backoff(failures, 0.5, 8.0) <= full
+
+
+def test_retry_after_is_read_in_both_forms() -> None:
+    assert [parse_retry_after(text) for text in ("1.5", "-3", "inf", "nan", "", None)] == [1.5, 0.0, *[None] * 4]
+    when = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 100))
+    assert 90 < (parse_retry_after(when) or 0) <= 100
+
+
+def test_an_address_or_a_token_that_cannot_work_is_refused_without_being_shown() -> None:
+    for url in ("ftp://me:hunter2@host", "host:8000", "http://me:hunter2@host", "http://h:x/?key=hunter2"):
+        with pytest.raises(ConfigError) as caught:
+            check_url(url, example="http://host:8000")
+        assert "hunter2" not in str(caught.value)
+    check_url("https://me:hunter2@host/path", example="", allow_password=True)
+    with pytest.raises(ConfigError, match="A_TOKEN") as caught:
+        bearer_header("canary 1f3a", "A_TOKEN")
+    assert "canary" not in str(caught.value)
 
 
 async def hold(slots: Slots, seconds: float, priority: int = 0, log: list[int] | None = None) -> None:
