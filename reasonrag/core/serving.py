@@ -12,8 +12,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import FrameType
@@ -34,8 +33,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 log = structlog.get_logger()
 
-# Two of these would mean one thing here and another one to whatever passes requests on.
-_SINGLE = frozenset({b"host", b"content-length", b"origin"})
+_SINGLE = (b"host", b"content-length", b"origin")  # two of them would mean another one to whatever passes requests on
 _LOOPBACK_NAMES = (b"localhost", b"127.0.0.1", b"[::1]")
 _LIBRARIES = ("httptools", "prometheus_client", "uvicorn", "websockets")  # of `reasonrag[serve]`
 _SHOWN_PROBLEMS = 3
@@ -43,7 +41,6 @@ _MAX_HEAD_BYTES, _MAX_HEADERS = 64 << 10, 256
 _MAX_CONNECTIONS = 4096
 # Longer than common clients keep idle connections: a server that closes first may do so while a request arrives.
 _KEEP_ALIVE_S = 120
-_BACKLOG = 2048
 
 
 class Refusal(Exception):
@@ -55,16 +52,12 @@ class Refusal(Exception):
         self.status = status
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
-    def response(self) -> Response:
-        """Return the response that reports it to the client."""
-        return Response(json.dumps({"detail": str(self)}).encode(), self.status, headers=self.headers)
-
 
 @dataclass(slots=True)
 class Response:
-    """An answer; a body of unknown length is sent piece by piece."""
+    """An answer."""
 
-    body: bytes | AsyncIterator[bytes]
+    body: bytes
     status: int = 200
     media_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
@@ -79,7 +72,6 @@ class ListenSettings(Section):
     port: int = setting(8000, "port to listen on; 0 takes a free one", "--port", ge=0, le=65535)
     max_body_bytes: int = setting(4 << 20, "maximum bytes of a request's body", ge=1)
     drain_s: int = setting(30, "seconds to finish requests in flight after SIGTERM or Ctrl-C", ge=1)
-    access_log: bool = setting(False, "log one line per request on stderr, without its queries")
 
 
 def describe_problems(error: ValidationError) -> str:
@@ -114,8 +106,12 @@ class App:
             if scope["type"] == "websocket":
                 self.check(scope)
                 await self.converse(scope, receive, send)
-            else:
-                await _send_response(await self.answer(scope, receive), send)
+                return
+            response = await self.answer(scope, receive)
+            head = {"content-type": response.media_type, "content-length": len(response.body), **response.headers}
+            headers = [(name.encode("latin-1"), str(value).encode("latin-1")) for name, value in head.items()]
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
+            await send({"type": "http.response.body", "body": response.body})
         except Refusal:
             await send({"type": "websocket.close"})  # before it is accepted: HTTP 403
         except (asyncio.CancelledError, OSError):
@@ -127,16 +123,17 @@ class App:
         """Return the answer of the endpoint, or of the refusal or failure."""
         try:
             self.check(scope)
-            return await self.route(scope)(scope, receive)
-        except Refusal as refusal:
-            return refusal.response()
+            return await self._route(scope)(scope, receive)
+        except Refusal as error:
+            refusal = error
         except asyncio.CancelledError:
             # The drain is over its deadline. The task ends here in any case; the client learns why.
-            return Refusal(503, "the server stopped before the answer was there", Retry_After="1").response()
+            refusal = Refusal(503, "the server stopped before the answer was there", Retry_After="1")
         except Exception as error:
             # Its message may quote the request.
             log.error("a request failed", error=type(error).__name__)
-            return Refusal(500, f"internal error ({type(error).__name__})").response()
+            refusal = Refusal(500, f"internal error ({type(error).__name__})")
+        return Response(json.dumps({"detail": str(refusal)}).encode(), refusal.status, headers=refusal.headers)
 
     async def converse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket until it is closed; raise Refusal if this path has none."""
@@ -144,11 +141,10 @@ class App:
 
     def check(self, scope: Scope) -> None:
         """Raise Refusal if the request comes through a foreign name or page."""
+        names = [name for name, _ in scope["headers"]]
+        if max(map(names.count, _SINGLE)) > 1:
+            raise Refusal(400, "two headers Host, Content-Length or Origin: send one")
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        if len(headers) < len(scope["headers"]):
-            names = [name for name, _ in scope["headers"]]
-            if twice := [name.decode() for name in sorted(_SINGLE) if names.count(name) > 1]:
-                raise Refusal(400, f"two headers {twice[0]}: send one")
         # A web page may reach a loopback address through a host name that it controls (DNS rebinding).
         if re.sub(rb":\d+$", b"", headers.get(b"host", b"").lower()) not in _LOOPBACK_NAMES:
             raise Refusal(400, "the Host header is not a name of this machine")
@@ -158,33 +154,27 @@ class App:
         if origin and re.sub(rb":\d+$", b"", origin.partition(b"://")[2]) not in _LOOPBACK_NAMES:
             raise Refusal(403, "a page of another site asks")
 
-    def route(self, scope: Scope) -> Endpoint:
-        """Return what answers a request; raise Refusal if nothing does."""
-        path = scope["path"]
-        if path not in self.routes:
-            known = [f"{method} {known}" for known, (method, _) in self.routes.items()]
-            raise Refusal(404, f"there is nothing here; ask {', '.join(known[:-1])} or {known[-1]}")
-        method, endpoint = self.routes[path]
+    def _route(self, scope: Scope) -> Endpoint:
+        if scope["path"] not in self.routes:
+            raise Refusal(404, f"there is nothing here; ask one of {', '.join(self.routes)}")
+        method, endpoint = self.routes[scope["path"]]
         if scope["method"] not in (method, "HEAD" if method == "GET" else method):
-            raise Refusal(405, f"{path} takes {method}", Allow=method)
+            raise Refusal(405, f"{scope['path']} takes {method}", Allow=method)
         return endpoint
 
     async def body(self, scope: Scope, receive: Receive) -> bytes:
         """Return the body of a request; raise Refusal if it is too large, or the client left or was cut off."""
         limit = self.settings.max_body_bytes
-        refusal = Refusal(413, f"the body is larger than {limit} bytes: send less in one request")
-        if int(dict(scope["headers"]).get(b"content-length", 0)) > limit:
-            raise refusal
-        body, more = bytearray(), True
-        while more:
+        body, more = bytearray(), int(dict(scope["headers"]).get(b"content-length", 0)) <= limit
+        while more and len(body) <= limit:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Refusal(400, "the client left before the end of the body")
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) > limit:
-                raise refusal
-        return bytes(body)
+            if not more and len(body) <= limit:
+                return bytes(body)
+        raise Refusal(413, f"the body is larger than {limit} bytes: send less in one request")
 
 
 def run_app(app: App, *, about: str = "") -> int:
@@ -197,23 +187,30 @@ def run_app(app: App, *, about: str = "") -> int:
         The exit code: 128 plus the number of the signal.
 
     Raises:
-        ConfigError: the port is taken, the host is not an address of this machine, or the libraries of
-            `reasonrag[serve]` are not installed.
+        ConfigError: the port is taken, or the libraries of `reasonrag[serve]` are not installed.
     """
     if not all(map(find_spec, _LIBRARIES)):
         raise ConfigError(f"a server needs {', '.join(_LIBRARIES)}: pip install 'reasonrag[serve]'")
-    server = make_server(app)
+    server, port = make_server(app), app.settings.port
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         try:
             runner.run(app.start())
-            with _listen(app.settings.port) as listener:
-                port = listener.getsockname()[1]
-                print(f"listening on http://127.0.0.1:{port}{about and f' ({about})'}", flush=True)
+            try:
+                listener = socket.create_server(("127.0.0.1", port), backlog=2048)
+            except OSError as error:
+                why = error.strerror or type(error).__name__
+                raise ConfigError(
+                    f"127.0.0.1:{port} cannot be listened on ({why}); stop what listens there, or choose another port"
+                ) from None
+            # asyncio sets this only on sockets that it created; without it an answer waits 40 ms for an ACK.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with listener:
+                address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+                print(f"listening on {address}{about and f' ({about})'}", flush=True)
                 runner.run(server.serve(sockets=[listener]))
         finally:
             runner.run(app.aclose())
-    signals: list[int] = server.signals
-    return 128 + sum(signals)
+    return 128 + int(sum(server.signals))
 
 
 def make_server(app: App) -> Any:
@@ -254,51 +251,19 @@ def make_server(app: App) -> Any:
             app.drain()
             self.should_exit = True
 
-    settings = app.settings
-    if not settings.access_log:  # uvicorn would write to stderr each time that a client sends garbage
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # else each client that sends garbage is on stderr
     config = uvicorn.Config(
         app,
         lifespan="off",
         http=Connection,
         ws="websockets-sansio" if type(app).converse is not App.converse else "none",
-        ws_max_size=settings.max_body_bytes,
+        ws_max_size=app.settings.max_body_bytes,
         proxy_headers=False,
         server_header=False,
-        access_log=settings.access_log,
-        # Without a logging configuration, uvicorn logs nothing below a warning.
-        log_config=uvicorn.config.LOGGING_CONFIG if settings.access_log else None,
+        access_log=False,
+        log_config=None,
         limit_concurrency=_MAX_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=settings.drain_s,
+        timeout_graceful_shutdown=app.settings.drain_s,
     )
     return Server(config)
-
-
-def _listen(port: int) -> socket.socket:
-    """Return a socket that listens on 127.0.0.1; raise ConfigError if the port is taken."""
-    try:
-        listener = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(
-            f"127.0.0.1:{port} cannot be listened on ({reason}); stop what listens there, or choose another port"
-        ) from None
-    # asyncio sets this only on sockets that it created; without it an answer waits 40 ms for an ACK.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-async def _send_response(response: Response, send: Send) -> None:
-    head = {"content-type": response.media_type, **response.headers}
-    if isinstance(response.body, bytes):
-        head["content-length"] = str(len(response.body))
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.items()]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    if isinstance(response.body, bytes):
-        await send({"type": "http.response.body", "body": response.body})
-        return
-    async with aclosing(response.body) as pieces:  # type: ignore[type-var]
-        async for piece in pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
