@@ -17,16 +17,14 @@ import http.client
 import json
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import stamina
 import structlog
 
-from reasonrag.core.calls import Retries, Unavailable, check_url
+from reasonrag.core.calls import check_url
 from reasonrag.core.errors import ConfigError, LLMError, ReasonRAGError
 from reasonrag.core.text import MOST_QUOTED, excerpt
 from reasonrag.llm.openai_wire import readable
@@ -37,7 +35,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _TIMEOUT_S = 60.0
-_MAX_RETRIES = 2
+_ATTEMPTS = 3  # of a control request: each may be repeated
+_GROUP_PORT = 51216  # of this machine, to which the server's workers connect
+_CHUNK_BYTES = 1 << 30  # of the tensors held at once, unless a single one is larger
+# Parts that PEFT, checkpointing and torch.compile add to the names of the weights that they wrap.
+_WRAPPERS = re.compile(
+    r"^base_model\.model\.|(?<![^.])(?:base_layer|original_module|token_adapter|modules_to_save\.[^.]+"
+    r"|_checkpoint_wrapped_module|_orig_mod)\."
+)
 
 
 class VLLMServerSync:
@@ -57,7 +62,7 @@ class VLLMServerSync:
         self,
         base_url: str,
         *,
-        transport: NCCLTransport | None = None,
+        transport: Any = None,
         pause_timeout_s: float = 600.0,
         backoff_s: float = 1.0,
     ) -> None:
@@ -65,7 +70,7 @@ class VLLMServerSync:
 
         Args:
             base_url: address of the server, with or without `/v1`; the server must not require a key.
-            transport: sends the tensors; None uses NCCL to the server's GPUs.
+            transport: sends the tensors, as `NCCLTransport` does to the server's GPUs, which is the default.
             pause_timeout_s: seconds for the running requests to finish.
             backoff_s: wait before the second attempt of a control request, with jitter; doubled for the third.
 
@@ -75,8 +80,7 @@ class VLLMServerSync:
         check_url(base_url, example="http://127.0.0.1:8000/v1")
         self._root = base_url.rstrip("/").removesuffix("/v1")
         self._transport = transport or NCCLTransport(self._root)
-        self._pause_timeout_s = pause_timeout_s
-        self._backoff_s = backoff_s
+        self._pause_timeout_s, self._backoff_s = pause_timeout_s, backoff_s
         self._connected = False
         self._pushed = 0
         self.version: int | None = None
@@ -92,25 +96,30 @@ class VLLMServerSync:
             ConfigError: the server was started without weight transfer, or this process has no GPU.
             LLMError: with cause `weight_sync`; the message gives the state of the server.
         """
+        import torch.distributed as dist
+
+        is_group = dist.is_available() and dist.is_initialized()
         problem: ReasonRAGError | None = None
         try:
-            if _rank() == 0:
-                self._push(named_tensors)
-            else:
+            if is_group and dist.get_rank() != 0:
                 for _ in named_tensors:
                     pass
+            else:
+                self._push(named_tensors)
         except ReasonRAGError as error:
             problem = error
         finally:
             # An unfinished generator keeps its tensors alive for as long as the traceback exists.
             if hasattr(named_tensors, "close"):
                 named_tensors.close()
-        elsewhere = _from_rank_0(None if problem is None else str(problem))
+        messages = [None if problem is None else str(problem)]
+        if is_group:  # all processes wait for rank 0 here
+            dist.broadcast_object_list(messages, src=0)
         if problem is not None:
             raise problem
-        if elsewhere is not None:
+        if messages[0] is not None:
             self.version = None
-            raise LLMError(elsewhere, cause="weight_sync")
+            raise _failed(messages[0])
         self._pushed += 1
         self.version = self._pushed
 
@@ -124,24 +133,6 @@ class VLLMServerSync:
         if not self._connected:
             self._transport.connect()
             self._connected = True
-        self._pause()
-        self.version = None
-        try:
-            self._transport.send(named_tensors)
-            self._reset_prefix_cache()
-        except Exception as error:
-            raise _failed(
-                f"{self._root} did not take the weights of push {self._pushed + 1}: {reason(error)}. It may hold a "
-                "part of them, so it stays paused; push again, or restart it"
-            ) from error
-        try:
-            self._call("/resume")
-        except LLMError as error:
-            raise _failed(f"{self._root} has taken the weights and stays paused: {error}") from error
-        log.info("weights pushed", server=self._root, push=self._pushed + 1, seconds=round(time.monotonic() - began, 2))
-
-    def _pause(self) -> None:
-        """Pause generation after the running requests; if that fails, resume the server with its old weights."""
         try:
             # "abort" would cut completions short, "keep" would finish them with other weights.
             self._call("/pause?mode=wait", self._pause_timeout_s)
@@ -152,44 +143,43 @@ class VLLMServerSync:
                     self._call("/resume")
                 state = f"it still has the weights of push {self.version}"
             raise _failed(f"{self._root} cannot be paused: {error}; {state}") from error
-
-    def _reset_prefix_cache(self) -> None:
-        # Without the flag, vLLM before 0.26 kept the cache silently while any request held a block of it.
-        raw = self._call("/reset_prefix_cache?reset_running_requests=true")
-        with contextlib.suppress(ValueError):  # an empty body reports no failure
-            reply = json.loads(raw)
-            if isinstance(reply, dict) and reply.get("success", True) is not True:
+        self.version = None
+        try:
+            self._transport.send(named_tensors)
+            # Without the flag, vLLM before 0.26 kept the cache silently while any request held a block of it.
+            raw = self._call("/reset_prefix_cache?reset_running_requests=true")
+            if raw.strip() and json.loads(raw).get("success", True) is not True:
                 raise _failed("the prefix cache was not reset")
+        except Exception as error:
+            raise _failed(
+                f"{self._root} did not take the weights of push {self._pushed + 1}: {reason(error)}. It may hold a "
+                "part of them, so it stays paused; push again, or restart it"
+            ) from error
+        self._call("/resume")
+        log.info("weights pushed", server=self._root, push=self._pushed + 1, seconds=round(time.monotonic() - began, 2))
 
     def _call(self, path: str, timeout_s: float = _TIMEOUT_S) -> bytes:
-        """POST with retries after transient failures: every control request may be repeated.
-
-        Raises:
-            ConfigError: the server does not have the endpoint.
-            LLMError: the request failed.
-        """
-        retries = Retries(deadline_s=timeout_s, max_retries=_MAX_RETRIES, first_wait_s=self._backoff_s)
+        """POST with retries after transient failures; raise LLMError, or ConfigError without that endpoint."""
+        passing = (OSError, http.client.HTTPException)
+        retries = stamina.retry_context(
+            on=passing, attempts=_ATTEMPTS, timeout=timeout_s, wait_initial=self._backoff_s, wait_jitter=self._backoff_s
+        )
         try:
-            return retries.run(partial(self._send, path, timeout_s))
-        except Unavailable as failure:
-            raise _failed(str(failure)) from failure
-
-    def _send(self, path: str, timeout_s: float) -> bytes:
-        try:
-            status, raw = _post(self._root + path, timeout_s)
-        except TimeoutError as error:
-            raise _failed(f"{path}: no answer in {timeout_s:g} s") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"{path}: {reason(error)}") from error
-        if status == 200:
-            return raw
+            for attempt in retries:
+                with attempt:
+                    status, raw = _post(self._root + path, timeout_s)
+                    if status >= 500:
+                        raise OSError(f"HTTP {status}: {readable(raw)}")
+        except passing as error:
+            raise _failed(f"{path}: {reason(error)}") from error
         if status == 404:
             raise ConfigError(
                 f"the server at {self._root} has no {path.partition('?')[0]}, so it cannot take new weights; "
                 'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "nccl"}\''
             )
-        message = f"{path}: HTTP {status}: {readable(raw)}"
-        raise Unavailable(message) if status >= 500 else _failed(message)
+        if status != 200:
+            raise _failed(f"{path}: HTTP {status}: {readable(raw)}")
+        return raw
 
 
 def _post(url: str, timeout_s: float) -> tuple[int, bytes]:
@@ -205,45 +195,20 @@ def _failed(message: str) -> LLMError:
     return LLMError(message, cause="weight_sync")
 
 
-def _rank() -> int:
-    import torch.distributed as dist
-
-    return int(dist.get_rank()) if dist.is_available() and dist.is_initialized() else 0
-
-
-def _from_rank_0(problem: str | None) -> str | None:
-    """Return rank 0's problem in every process. All processes wait for each other here."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return problem
-    problems = [problem]
-    dist.broadcast_object_list(problems, src=0)
-    return problems[0]
+def reason(error: Exception) -> str:
+    """Return the message of an error, or its type if it has none."""
+    return excerpt(str(error), 200) or type(error).__name__
 
 
-_CHUNK_BYTES = 1 << 30  # of the tensors held at once, unless a single one is larger
-# Parts that PEFT, checkpointing and torch.compile add to the names of the weights that they wrap.
-_WRAPPERS = re.compile(
-    r"^base_model\.model\.|(?<![^.])(?:base_layer|original_module|token_adapter|modules_to_save\.[^.]+"
-    r"|_checkpoint_wrapped_module|_orig_mod)\."
-)
-
-
-@dataclass
 class NCCLTransport:
-    """Broadcasts tensors from this process's GPU to the GPUs of a vLLM server, with TRL's client.
+    """Broadcasts tensors from this process's current GPU to the GPUs of a vLLM server, with TRL's client.
 
-    Attributes:
-        root: the server's address without `/v1`.
-        group_port: a free port of this machine, to which the workers connect.
-        device: a CUDA device that the server does not use; `cuda` is the current one.
+    The server does not use the same GPU. `root` is its address without `/v1`.
     """
 
-    root: str
-    group_port: int = 51216
-    device: int | str = "cuda"
-    _client: Any = field(default=None, init=False)
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._client: Any = None
 
     def connect(self) -> None:
         """Form a group with the server's workers.
@@ -256,23 +221,17 @@ class NCCLTransport:
         try:
             from trl.generation.vllm_client import VLLMClient
 
-            self._client = VLLMClient(base_url=self.root, group_port=self.group_port)
-            self._client.init_communicator(device=self.device)
-        except ImportError as error:
+            self._client = VLLMClient(base_url=self._root, group_port=_GROUP_PORT)
+            self._client.init_communicator(device="cuda")
+        except (ImportError, NotImplementedError, RuntimeError) as error:
             raise ConfigError(
-                f"weights cannot be sent from here ({reason(error)}); install reasonrag[train,vllm] beside the trainer"
+                f"weights cannot be sent to {self._root}: {reason(error)}; install reasonrag[train,vllm] here too"
             ) from error
-        except (NotImplementedError, RuntimeError) as error:
-            raise ConfigError(f"weights cannot be sent to {self.root}: {reason(error)}") from error
         except Exception as error:
-            raise LLMError(f"{self.root}: {reason(error)}", cause="weight_sync") from error
+            raise _failed(f"{self._root}: {reason(error)}") from error
 
     def send(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send chunk by chunk. The tensors of a chunk are computed before the workers start to receive it.
-
-        An iterator that failed during a broadcast would leave the workers waiting forever. If this raises, the server
-        may hold a part of the weights.
-        """
+        """Send all tensors. If this raises, the server may hold a part of them."""
         send_chunks(self._client, named_tensors, _CHUNK_BYTES)
 
     def close(self) -> None:
@@ -282,7 +241,11 @@ class NCCLTransport:
 
 
 def send_chunks(client: Any, named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> None:
-    """Send one weight update with `client` (TRL's `VLLMClient`), in chunks of at most `chunk_bytes` or one tensor."""
+    """Send one weight update with `client` (TRL's `VLLMClient`), in chunks of at most `chunk_bytes` or one tensor.
+
+    The tensors of a chunk are computed before the workers start to receive it: an iterator that failed during a
+    broadcast would leave the workers waiting forever.
+    """
     with client.weight_update():
         for chunk in _chunks(named_tensors, chunk_bytes):
             client.update_named_params(
@@ -319,20 +282,23 @@ def merged_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
             learning).
     """
     layers, hidden = _adapted(model)
-    adapters = {id(p) for layer in layers for p in layer.parameters()}
-    owners: dict[int, list[Any]] = defaultdict(list)
+    adapters = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    owners: dict[int, list[Any]] = {}  # of each base weight; tied layers share one
     for layer in layers:
         for parameter in layer.get_base_layer().parameters():
             adapters.discard(id(parameter))
             if not layer.merged:
-                owners[id(parameter)].append(layer)
+                owners.setdefault(id(parameter), []).append(layer)
     for name, parameter in model.named_parameters():
         if id(parameter) in adapters or name.startswith(hidden):
             continue
-        public = _WRAPPERS.sub("", name)
-        _check_whole(public, parameter)
-        tensor = _merged(parameter, owners[id(parameter)]) if owners[id(parameter)] else parameter.detach()
-        yield public, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        if "_flat_param" in name or hasattr(parameter, "ds_id") or not parameter.is_floating_point():
+            raise ConfigError(
+                f"the weight {name} is quantised, or sharded by FSDP1 or DeepSpeed ZeRO-3, and a server cannot take "
+                "it; train in bfloat16, with FSDP2 (fsdp_version: 2) or ZeRO-2"
+            )
+        tensor = _merged(parameter, owners[id(parameter)]) if id(parameter) in owners else parameter.detach()
+        yield _WRAPPERS.sub("", name), tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _adapted(model: Any) -> tuple[list[Any], tuple[str, ...]]:
@@ -355,26 +321,13 @@ def _adapted(model: Any) -> tuple[list[Any], tuple[str, ...]]:
     return layers, tuple(hidden)
 
 
-def _check_whole(name: str, parameter: Any) -> None:
-    if "_flat_param" in name or hasattr(parameter, "ds_id"):
-        raise ConfigError(
-            f"the weight {name} is sharded by FSDP1 or DeepSpeed ZeRO-3 and cannot be gathered by itself; "
-            "train with FSDP2 (fsdp_version: 2), or with ZeRO-2"
-        )
-    if not parameter.is_floating_point():
-        raise ConfigError(
-            f"the weight {name} is quantised ({parameter.dtype}) and a server cannot take it; "
-            "load the policy in bfloat16, or write the rollouts with the trainer's own model"
-        )
-
-
-def _merged(parameter: Any, layers: Sequence[Any]) -> Any:
-    """Return a copy of a base weight with the active adapters of its layers merged; tied layers share the weight."""
+def _merged(parameter: Any, layers: list[Any]) -> Tensor:
+    """Return a copy of a base weight with the adapters of its layers merged."""
     import torch
 
     with torch.no_grad():
-        own = [p for layer in layers for p in layer.get_base_layer().parameters()]
-        saved = [p.detach().clone() for p in own]
+        base_weights = [weight for layer in layers for weight in layer.get_base_layer().parameters()]
+        saved = [weight.detach().clone() for weight in base_weights]
         try:
             for layer in layers:
                 layer.merge()
@@ -382,10 +335,5 @@ def _merged(parameter: Any, layers: Sequence[Any]) -> Any:
         finally:
             for layer in layers:
                 layer.unmerge()
-            for p, before in zip(own, saved, strict=True):
-                p.data.copy_(before)
-
-
-def reason(error: Exception) -> str:
-    """Return the message of an error, or its type if it has none."""
-    return excerpt(str(error), 200) or type(error).__name__
+            for weight, before in zip(base_weights, saved, strict=True):
+                weight.data.copy_(before)
