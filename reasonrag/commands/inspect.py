@@ -16,7 +16,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import one_line, printable
 
 RUN = click.argument("run", type=PATH)
-_FORMS = ("trl", "llamafactory", "verl", "search-r1", "jsonl", "graphml", "node-link", "flashrag")
+_FORMS = ("trl", "llamafactory", "verl", "search-r1", "jsonl", "graphml", "flashrag")
 
 
 @command()
@@ -124,9 +124,8 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
       reasonrag export runs/hotpot --to llamafactory --out data
     Questions for RL, in Search-R1's format:
       reasonrag export runs/hotpot --to verl --out data
-    Trees as graphs, for Gephi, yEd, Cytoscape and networkx.read_graphml, or for networkx.node_link_graph:
+    Trees as graphs, for Gephi, yEd, Cytoscape and networkx.read_graphml:
       reasonrag export runs/hotpot --to graphml --out graphs
-      reasonrag export runs/hotpot --to node-link --out graphs
     The demo world's questions and corpus as FlashRAG's files:
       reasonrag export demo --to flashrag --out world
     """
@@ -134,18 +133,6 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
 
 
 def _exporter(form: str) -> Callable[..., Mapping[str, int]]:
-    if form == "graphml":
-        from reasonrag.report.graph import write_graphml
-
-        return lambda run, out: {"graphs": write_graphml(run, out)}
-    if form == "node-link":
-        from reasonrag.report.graph import write_node_link
-
-        def write_lines(run: Path, out: Path) -> dict[str, int]:
-            out.mkdir(parents=True, exist_ok=True)
-            return {"graphs": write_node_link(run, out / "trees.jsonl")}
-
-        return write_lines
     if form == "flashrag":
         from reasonrag.demo.world import write_world
 

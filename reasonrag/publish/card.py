@@ -9,15 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import parse_yaml, to_yaml
 from reasonrag.core.table import inert_markdown
-from reasonrag.core.text import excerpt, printable, quoted
-from reasonrag.storage.files import write_json
+from reasonrag.core.text import excerpt, printable
 from reasonrag.training.folder import without_places
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ UNKNOWN = "unknown"
 _CELL_CHARS = 200
 _BEGIN, _END = "<!-- reasonrag:begin", "<!-- reasonrag:end -->"
 _BLOCK = re.compile(f"{_BEGIN}[^>\n]*-->.*?{_END}", re.DOTALL)
-_LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{1,63}")
 
 
 def render(**values: Any) -> str:
@@ -49,97 +46,6 @@ def render(**values: Any) -> str:
             f"run.json or training.json holds values of unexpected kinds ({excerpt(str(error), 80)}); it is of "
             "another version of reasonrag, or was edited"
         ) from error
-
-
-def mapping(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the mapping under a name; an empty one if there is another value."""
-    value = document.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def fenced(text: str, language: str = "") -> Markup:
-    """Return a block of code that the text cannot end, without tags, in case it is not rendered as code."""
-    from markupsafe import Markup
-
-    block = printable(text).replace("<", "‹")
-    longest = max((len(run) for run in re.findall("`+", block)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return Markup(f"{fence}{language}\n{block}\n{fence}")
-
-
-def fenced_yaml(value: Mapping[str, Any]) -> Markup:
-    """Return settings as a block of YAML, without paths and addresses of this machine."""
-    return fenced(to_yaml(without_places(value)).strip(), "yaml")
-
-
-def place_json(value: Mapping[str, Any], target: Path) -> None:
-    """Write a mapping as JSON, without paths and addresses of this machine.
-
-    Raises:
-        DataError: JSON cannot express a value, such as NaN or half a character.
-    """
-    try:
-        write_json(target, without_places(value))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{target.name} holds what JSON cannot express ({excerpt(str(error), 80)}); mend it") from error
-
-
-def merge_card(old: str | None, data: Yaml, body: str) -> str:
-    """Return the card to upload: our YAML values and text, merged into the card that is there.
-
-    Text outside of our comments, tags, and YAML values under other names are kept. A licence that is there is kept if
-    ours is unknown.
-
-    Raises:
-        ConfigError: the old card cannot be parsed, so its content would be lost.
-    """
-    values, text = _split(old or "")
-    block = _BLOCK.search(text)
-    if text.count(_BEGIN) != text.count(_END) or text.count(_END) > 1:
-        raise _unreadable("its comments reasonrag:begin and reasonrag:end are not one pair")
-    merged = values | data
-    old_tags = values.get("tags")
-    if isinstance(old_tags, list):
-        merged["tags"] = old_tags + [tag for tag in data.get("tags", ()) if tag not in old_tags]
-    if data.get("license") == UNKNOWN and values.get("license"):
-        merged["license"] = values["license"]
-    ours = f"{_BEGIN} -->\n{body.strip()}\n{_END}"
-    if block:
-        text = text[: block.start()] + ours + text[block.end() :]
-    else:
-        text = f"{text.rstrip()}\n\n{ours}\n" if text.strip() else f"\n{ours}\n"
-    return f"---\n{to_yaml(merged)}---\n{text}"
-
-
-def _split(card: str) -> tuple[Yaml, str]:
-    """Split a card into its YAML values and its text."""
-    from huggingface_hub.repocard import REGEX_YAML_BLOCK
-
-    card = card.removeprefix("\ufeff")
-    block = REGEX_YAML_BLOCK.search(card)
-    if block is None:
-        return {}, card
-    try:
-        data = parse_yaml(block[2])
-    except ValueError as error:
-        raise _unreadable(f"its YAML is broken ({excerpt(str(error), 120)})") from error
-    if not isinstance(data, dict | None):
-        raise _unreadable(f"its YAML is a {type(data).__name__}, not a mapping")
-    return data or {}, card[block.end() :]
-
-
-def _unreadable(why: str) -> ConfigError:
-    return ConfigError(f"the card that is there (README.md) cannot be merged with: {why}; mend it on the Hub first")
-
-
-def check_licence(given: str | None) -> str | None:
-    """Return a licence's identifier on the Hub in lower case; raise ConfigError if it is not an identifier."""
-    if given is not None and not _LICENCE.fullmatch(given.lower()):
-        raise ConfigError(
-            f"--license {quoted(given)} is not a licence's identifier; give one of the Hub's, such as cc-by-sa-4.0, "
-            "apache-2.0 or mit"
-        )
-    return given and given.lower()
 
 
 @cache
@@ -167,3 +73,56 @@ def _printed(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
     return inert_markdown(str(value)[:_CELL_CHARS])
+
+
+def fenced(text: str, language: str = "") -> Markup:
+    """Return a block of code that the text cannot end, without tags, in case it is not rendered as code."""
+    from markupsafe import Markup
+
+    block = printable(text).replace("<", "‹")
+    longest = max(map(len, re.findall("`+", block)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return Markup(f"{fence}{language}\n{block}\n{fence}")
+
+
+def fenced_yaml(value: Mapping[str, Any]) -> Markup:
+    """Return settings as a block of YAML, without paths and addresses of this machine."""
+    return fenced(to_yaml(without_places(value)).strip(), "yaml")
+
+
+def merge_card(old: str | None, data: Yaml, body: str) -> str:
+    """Return the card to upload: our YAML values and text, merged into the card that is there.
+
+    Text outside of our comments, tags, and YAML values under other names are kept. A licence that is there is kept if
+    ours is unknown.
+
+    Raises:
+        ConfigError: the old card cannot be parsed, so its content would be lost.
+    """
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
+
+    text = (old or "").removeprefix("\ufeff")
+    values: Any = {}
+    try:
+        if header := REGEX_YAML_BLOCK.search(text):
+            values, text = parse_yaml(header[2]) or {}, text[header.end() :]
+        if not isinstance(values, dict):
+            raise ValueError(f"its YAML is a {type(values).__name__}, not a mapping")
+        if text.count(_BEGIN) != text.count(_END) or text.count(_END) > 1:
+            raise ValueError("its comments reasonrag:begin and reasonrag:end are not one pair")
+    except ValueError as error:
+        raise ConfigError(
+            f"the card that is there (README.md) cannot be merged with: {excerpt(str(error), 120)}; mend it on the Hub "
+            "first"
+        ) from error
+    merged = values | data
+    if isinstance(values.get("tags"), list):
+        merged["tags"] = list(dict.fromkeys([*values["tags"], *data.get("tags", ())]))
+    if data.get("license") == UNKNOWN and values.get("license"):
+        merged["license"] = values["license"]
+    ours = f"{_BEGIN} -->\n{body.strip()}\n{_END}"
+    if block := _BLOCK.search(text):
+        text = text[: block.start()] + ours + text[block.end() :]
+    else:
+        text = f"{text.rstrip()}\n\n{ours}\n" if text.strip() else f"\n{ours}\n"
+    return f"---\n{to_yaml(merged)}---\n{text}"

@@ -1,4 +1,4 @@
-"""Export a finished run: pairs for TRL and LLaMA-Factory, questions for online RL.
+"""Export a finished run: pairs for TRL and LLaMA-Factory, questions for online RL, trees as graphs.
 
 TRL: pairs of a growing turn as texts. Given as messages, TRL's `add_generation_prompt` closes the open turn and begins
 another one. TRL ends every text with the tokenizer's EOS token, even if a stop string or the length limit ended it.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.text import quotable, valid_unicode
@@ -33,6 +33,7 @@ from reasonrag.formats.base import PromptSet
 from reasonrag.formats.stream import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
+from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.storage.files import write_json, writing
 from reasonrag.storage.folder import Folder, read_run
 from reasonrag.storage.parquet import Row, read_shards, shard_paths, write_parquet
@@ -41,7 +42,8 @@ from reasonrag.storage.records import RowProblems
 from reasonrag.storage.tables import Described, message, pair_schema, tree_schema
 from reasonrag.training.model import acting_policy, model_path, tokenizer_path
 
-Log = Callable[[str], object]
+if TYPE_CHECKING:
+    import networkx as nx
 
 _INFO = "dataset_info.json"
 # LLaMA-Factory's names; the defaults are written out.
@@ -55,6 +57,15 @@ _TAGS = {
 _COLUMNS = {"messages": "conversations", "chosen": "chosen", "rejected": "rejected", "system": "system"}
 # Columns of a pair that are exported with its texts.
 _PROVENANCE = ("pair_id", "dataset", "question_id", "depth", "chosen_reward", "rejected_reward", "margin")
+
+_QUESTION_COLUMNS = ("dataset", "question_id", "question", "golden_answers", "parent_id")
+# Prompts would repeat the text of all nodes above; only training needs token ids and log-probabilities.
+_NODE_COLUMNS = (
+    *("depth", "origin", "stage", "action", "content", "text", "stop_reason", "finish_reason"),
+    *("prompt_tokens", "completion_tokens", "visits", "valued", "value", "spre", "f1", "em"),
+)
+# XML 1.0, production 2; a carriage return is allowed, but every reader makes a line feed of it.
+_NO_XML_CHARACTER = re.compile("[^\t\n\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _ground_truth = Described("The texts that a rule compares an answer with.", ("target", ["string"], "golden answers"))
 _identity = Described(
@@ -236,83 +247,52 @@ def sharegpt(pair: Row) -> Row:
 # Questions
 
 
-def export_verl(run: Path, out: Path, *, prompts: str | None = None, log: Log = print) -> dict[str, int]:
+def export_questions(run: Path, out: Path, *, tool: str = "verl", prompts: str | None = None) -> dict[str, int]:
     """Write the questions of a run's trees, with the same held-out questions as its pairs; return them by split.
 
-    verl scores known data sets itself, under names such as `searchR1_hotpotqa`; `log` receives the names of others,
-    which need `contrib/verl_reward.py`. `prompts` is the prompt set with the instruction of Search-R1's format.
+    verl scores known data sets itself, under names such as `searchR1_hotpotqa`; others need `contrib/verl_reward.py`.
+    Search-R1 knows the same seven, all by exact match: others are named `nq`. Its prompt is one message of the user,
+    the instruction of the prompt set and then `Question: ...`. Published checkpoints were trained with sentences that
+    are not shipped; a prompt set with these in `search_r1/instruction.txt` gives the very same message.
+
+    Args:
+        run: folder of a finished run.
+        out: a new folder.
+        tool: verl or search-r1.
+        prompts: the prompt set with the instruction of Search-R1's format.
     """
+    config, _ = read_run(run)
     format = SearchR1Format(PromptSet.find(prompts or "default"))
-
-    def as_asked(question: Question) -> tuple[str, Sequence[Message]]:
-        name = f"searchR1_{question.dataset}" if question.dataset in KNOWN else question.dataset
-        return name, format.prompt(question, ()).messages
-
-    advice = "train with reward.custom_reward_function.path=contrib/verl_reward.py of reasonrag's repository"
-    return _export_questions(run, out, "verl", as_asked, lambda names: log(f"verl has no scorer for {names}: {advice}"))
-
-
-def export_search_r1(run: Path, out: Path, *, prompts: str | None = None, log: Log = print) -> dict[str, int]:
-    """Write the questions of a run's trees as Search-R1's own scripts do: its names, and one message of the user.
-
-    The message is the instruction of the prompt set, then `Question: ...`. Published checkpoints were trained with
-    sentences that are not shipped; a prompt set with these in `search_r1/instruction.txt` gives the very same message.
-    Search-R1 scores a data set by its name and knows seven, all by exact match: others are named `nq`.
-    """
-    instruction = SearchR1Format(PromptSet.find(prompts or "default")).texts["instruction"]
-    if not re.search("(?s)<answer>.*?</answer>", instruction):
+    instruction = format.texts["instruction"]
+    if tool == "search-r1" and not re.search("(?s)<answer>.*?</answer>", instruction):
         raise ConfigError(
             "the instruction shows no <answer> ... </answer>: Search-R1 scores the second one of prompt and response, "
             "so every response would score 0; add an example answer to it"
         )
-
-    def as_asked(question: Question) -> tuple[str, Sequence[Message]]:
-        text = quotable(question.question)
-        content = f"{instruction} Question: {text}{'' if text.endswith('?') else '?'}\n"
-        return question.dataset if question.dataset in KNOWN else "nq", [Message("user", content)]
-
-    advice = "they are named nq, and extra_info.dataset has their name"
-    return _export_questions(
-        run, out, "search-r1", as_asked, lambda names: log(f"Search-R1 has no scorer for {names}: {advice}")
-    )
-
-
-def _export_questions(
-    run: Path,
-    out: Path,
-    tool: str,
-    as_asked: Callable[[Question], tuple[str, Sequence[Message]]],
-    on_unknown: Callable[[str], object],
-) -> dict[str, int]:
-    """Write the questions of a run's trees; `as_asked` returns the `data_source` and the prompt of one.
-
-    `on_unknown` receives the names of data sets for which the tool has no scorer.
-    """
-    config, _ = read_run(run)
-    columns = ("dataset", "question_id", "question", "golden_answers", "parent_id")
+    questions: dict[str, list[Question]] = {"train": [], "test": []}
     repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
-    splits: dict[str, list[Question]] = {"train": [], "test": []}
-    for node in read_shards(run / "trees", "nodes", tree_schema(), columns=columns):
+    for node in read_shards(run / "trees", "nodes", tree_schema(), columns=_QUESTION_COLUMNS):
         if node["parent_id"] < 0:
-            key = (node["dataset"], node["question_id"])
-            held_out = in_test_split(key, config.pairs.test_share, repeated)
+            held_out = in_test_split((node["dataset"], node["question_id"]), config.pairs.test_share, repeated)
             question = Question(node["question_id"], node["question"], tuple(node["golden_answers"]), node["dataset"])
-            splits["test" if held_out else "train"].append(question)
-    if not any(splits.values()):
-        raise DataError(f"{run}: no question has a tree; run build-tree again")
+            questions["test" if held_out else "train"].append(question)
     index = 0
     with output(out, f"{tool}-export.json", "train.parquet", "test.parquet") as counts:
-        for split, questions in splits.items():
+        for split in filter(questions.get, questions):
             rows = []
-            for question in questions:
-                rows.append(verl_row(question, *as_asked(question), split, index))
+            for question in questions[split]:
+                known = question.dataset in KNOWN
+                if tool == "verl":
+                    source = f"searchR1_{question.dataset}" if known else question.dataset
+                    prompt = format.prompt(question, ()).messages
+                else:
+                    source, text = question.dataset if known else "nq", quotable(question.question)
+                    ending = "" if text.endswith("?") else "?"
+                    prompt = (Message("user", f"{instruction} Question: {text}{ending}\n"),)
+                rows.append(verl_row(question, source, prompt, split, index))
                 index += 1
-            if rows:
-                counts[split] = len(rows)
-                write_parquet(out / f"{split}.parquet", rows, verl_schema())
-    datasets = {question.dataset for questions in splits.values() for question in questions}
-    if unknown := sorted(datasets - KNOWN.keys()):
-        on_unknown(", ".join(unknown))
+            counts[split] = len(rows)
+            write_parquet(out / f"{split}.parquet", rows, verl_schema())
     return counts
 
 
@@ -333,11 +313,56 @@ def verl_row(question: Question, source: str, prompt: Sequence[Message], split: 
     }
 
 
+# Trees
+
+
+def to_networkx(tree: QuestionTree) -> nx.DiGraph:
+    """Return a tree as a directed graph that GraphML can hold: edges from parent to child, ids as nodes.
+
+    The graph's attributes describe the question. A node's attributes are columns of `tables.tree_schema` and `best`
+    (whether it is on the best path). GraphML has no nulls, no lists, and not every character: missing values are left
+    out, golden answers are joined by ` | `, line ends become line feeds, and characters that XML forbids U+FFFD.
+    """
+    import networkx as nx
+
+    answers = " | ".join(tree.root["golden_answers"])
+    names = ("dataset", "question_id", "question")
+    graph = nx.DiGraph(golden_answers=_xml(answers), **{name: _xml(tree.root[name]) for name in names})
+    best_path = set(tree.best_path)
+    for row in tree.nodes:
+        columns = {name: _xml(row[name]) for name in _NODE_COLUMNS if row[name] is not None}
+        graph.add_node(row["node_id"], **columns, best=row["node_id"] in best_path)
+    graph.add_edges_from((row["parent_id"], row["node_id"]) for row in tree.nodes[1:])
+    return graph
+
+
+def _xml(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return _NO_XML_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", value.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def export_graphml(run: Path, out: Path) -> dict[str, int]:
+    """Write one GraphML file per question, named by its place in the run and its id; return their number."""
+    import networkx as nx
+
+    Folder(out, "set of graphs", "*.graphml").claim()
+    count = 0
+    for tree in read_trees(run):
+        plain = re.sub(r"[^A-Za-z0-9_]+", "_", tree.root["question_id"]).strip("_")[:60]  # ids may hold anything
+        with writing(out / f"{count:05d}-{plain}.graphml") as file:
+            # Not `write_graphml`, which writes other bytes where lxml is installed.
+            nx.write_graphml_xml(to_networkx(tree), file)
+        count += 1
+    return {"graphs": count}
+
+
 # Called with the run and the folder; exporters that render prompts take `tokenizer`, those of questions `prompts`.
 EXPORTERS: dict[str, Callable[..., dict[str, int]]] = {
     "trl": export_trl,
     "llamafactory": export_llamafactory,
-    "verl": export_verl,
-    "search-r1": export_search_r1,
+    "verl": export_questions,
+    "search-r1": partial(export_questions, tool="search-r1"),
     "jsonl": export_json_lines,
+    "graphml": export_graphml,
 }

@@ -9,34 +9,29 @@ from __future__ import annotations
 import fnmatch
 import re
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from reasonrag.core.errors import ConfigError, HubError, ReasonRAGError
+from reasonrag.core.errors import ConfigError, HubError
 from reasonrag.core.text import excerpt
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi, RepoFile
 
 CARD = "README.md"
-PATIENCE_S = 900.0
-"""Seconds during which failed requests are tried again."""
 TIMEOUT_S = 60.0
 """Seconds that the Hub may be silent in one request."""
 
-_WAITS_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
-_KEPT = (CARD, ".gitattributes")  # never deleted
 _VERSION = re.compile(r"v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", re.ASCII)
-_TRANSIENT = (408, 412, 429, 500, 502, 503, 504)  # 412: another commit came first
 _ADVICE = {
     401: "this login is not accepted: run `hf auth login`, or set HF_TOKEN to a token that may write there",
     403: "this login may not do that: use a token that may write there",
     404: "the repository does not exist, or this login may not see it",
 }
+_NEVER_MOVED = "and tags are never moved: choose a higher version, or give none for the next"
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,7 @@ class Published:
     changed: bool
 
 
-def push(upload: Upload, *, log: Callable[[str], None], api: HfApi | None = None) -> Published:
+def push(upload: Upload, *, log: Log, api: HfApi | None = None) -> Published:
     """Upload a folder in at most one commit, compare the repository with the folder, then tag the commit.
 
     Args:
@@ -79,38 +74,33 @@ def push(upload: Upload, *, log: Callable[[str], None], api: HfApi | None = None
         HubError: the Hub refuses, does not answer, or lists other content than was sent.
     """
     from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     check_target(upload.repo_id, upload.tag)
-    if constants.HF_HUB_OFFLINE:
-        raise ConfigError("HF_HUB_OFFLINE is set, so the HF Hub cannot be reached: unset it to publish")
     api = api or HfApi(library_name="reasonrag")
-    if not (api.token or get_token()):
-        raise ConfigError("no login for the HF Hub: run `hf auth login`, or set HF_TOKEN to a token that may write")
-    if not [name for name in files_of(upload.folder) if name != CARD]:  # the commit would delete all our files there
+    if constants.HF_HUB_OFFLINE or not (api.token or get_token()):
+        raise ConfigError(
+            "publishing needs a login for the HF Hub, and HF_HUB_OFFLINE not to be set: run `hf auth login`, or set "
+            "HF_TOKEN to a token that may write"
+        )
+    if files_of(upload.folder) in ([], [CARD]):  # the commit would delete all our files there
         raise ConfigError(f"there is nothing to publish to {upload.repo_id}: the prepared folder holds no data")
     if not sys.stderr.isatty():
         disable_progress_bars()
     logging.set_verbosity(40)  # errors alone: warnings show URLs
 
-    deadline = time.monotonic() + PATIENCE_S
-    waits = chain(_WAITS_S, repeat(_WAITS_S[-1]))
-    while True:
-        try:
-            _limit_silence()
-            return _attempt(upload, api, log)
-        except ReasonRAGError:
-            raise
-        except (_http_error(), OSError, RuntimeError, ValueError) as error:
-            # huggingface_hub itself repeats requests that send files; this repeats all others.
-            wait_s = next(waits)
-            reason, may_pass = _explain(error)
-            if not may_pass or time.monotonic() + wait_s > deadline:
-                advice = "; run the same command again later: nothing is sent or committed twice" if may_pass else ""
-                raise HubError(f"{upload.repo_id}: {reason}{advice}") from None
-            log(f"{reason}; trying again in {wait_s:g} s")
-            time.sleep(wait_s)
+    _limit_silence()
+    http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, by the version of huggingface_hub
+    try:
+        return _attempt(upload, api, log)
+    except (http_error, OSError, RuntimeError, ValueError) as error:
+        # huggingface_hub itself repeats requests that send files.
+        raise HubError(
+            f"{upload.repo_id}: {_explain(error, http_error)}; run the same command again later: nothing is sent or "
+            "committed twice"
+        ) from None
 
 
 def check_target(repo_id: str, tag: str | None) -> None:
@@ -133,40 +123,29 @@ def files_of(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def _attempt(upload: Upload, api: HfApi, log: Callable[[str], None]) -> Published:
+def _attempt(upload: Upload, api: HfApi, log: Log) -> Published:
     """Create the repository, commit what differs, verify the commit, and tag it."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfFileSystem
+    from huggingface_hub import CommitOperationDelete
 
-    repo, kind, folder = upload.repo_id, upload.repo_type, "datasets/" if upload.repo_type == "dataset" else ""
+    repo, kind = upload.repo_id, upload.repo_type
     api.create_repo(repo, repo_type=kind, private=not upload.public, exist_ok=True)
     info = api.repo_info(repo, repo_type=kind)
-    visibility = "private" if info.private else "public"
     if not info.private and not upload.public:
         raise ConfigError(
             f"{repo} is public, so nothing was sent: publish with --public, or to another repository, or make it "
             "private in its settings"
         )
-    if info.private and upload.public:
-        log(f"{repo} is private and stays so; its settings on the Hub make it public")
-
     parent = commit = str(info.sha)
     remote = _listed(upload, api, parent)
-    files = HfFileSystem(endpoint=api.endpoint, token=api.token, skip_instance_cache=True, use_listings_cache=False)
-    old_card = files.read_bytes(f"{folder}{repo}@{parent}/{CARD}").decode() if CARD in remote else None
-    additions = [CommitOperationAdd(CARD, upload.card(old_card).encode())]
-    additions += [CommitOperationAdd(name, upload.folder / name) for name in files_of(upload.folder) if name != CARD]
-    changed = [addition for addition in additions if not _is_same(addition, remote.get(addition.path_in_repo))]
-    kept = {*_KEPT, *(addition.path_in_repo for addition in additions)}
-    stale = {name for pattern in upload.owned for name in fnmatch.filter(remote, pattern)} - kept
+    additions = _additions(upload, api, parent, remote)
+    changed = [addition for path, addition in additions.items() if not _is_same(addition, remote.get(path))]
+    stale = {name for pattern in upload.owned for name in fnmatch.filter(remote, pattern)} - additions.keys()
     tags = {ref.name for ref in api.list_repo_refs(repo, repo_type=kind).tags}
     if changed or stale:
         if upload.tag in tags:
-            raise ConfigError(
-                f"{repo} has {upload.tag} already, with other content, and tags are never moved: choose a higher "
-                "version, or give none for the next"
-            )
+            raise ConfigError(f"{repo} has {upload.tag} already, with other content, {_NEVER_MOVED}")
         megabytes = sum(addition.upload_info.size for addition in changed) / 1e6
-        log(f"sending {len(changed)} files, {megabytes:.1f} MB, to {repo} ({visibility})")
+        log(f"sending {len(changed)} files, {megabytes:.1f} MB, to {repo} ({'private' if info.private else 'public'})")
         deletions = [CommitOperationDelete(name, is_folder=False) for name in sorted(stale)]
         # `create_commit`, not `upload_folder`, which may make several commits of a large folder.
         commit = api.create_commit(
@@ -174,7 +153,7 @@ def _attempt(upload: Upload, api: HfApi, log: Callable[[str], None]) -> Publishe
         ).oid
         log(f"committed {commit[:8]}")
         arrived = _listed(upload, api, commit)
-        wrong = [name.path_in_repo for name in additions if not _is_same(name, arrived.get(name.path_in_repo))]
+        wrong = [path for path, addition in additions.items() if not _is_same(addition, arrived.get(path))]
         wrong += sorted(stale & arrived.keys())
         if wrong:
             raise HubError(
@@ -182,7 +161,21 @@ def _attempt(upload: Upload, api: HfApi, log: Callable[[str], None]) -> Publishe
                 f"first {excerpt(wrong[0])}. No tag was made; look at that commit before it is used"
             )
     tag = _tag(upload, api, tags, commit, log)
-    return Published(f"{api.endpoint}/{folder}{repo}", commit, tag, bool(info.private), changed=commit != parent)
+    url = f"{api.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo}"
+    return Published(url, commit, tag, bool(info.private), changed=commit != parent)
+
+
+def _additions(upload: Upload, api: HfApi, commit: str, remote: dict[str, RepoFile]) -> dict[str, CommitOperationAdd]:
+    """Return what the repository has to hold: the files of the folder, and the card merged with the one there."""
+    from huggingface_hub import CommitOperationAdd, HfFileSystem
+
+    old_card = None
+    if CARD in remote:
+        files = HfFileSystem(endpoint=api.endpoint, token=api.token, skip_instance_cache=True, use_listings_cache=False)
+        folder = "datasets/" if upload.repo_type == "dataset" else ""
+        old_card = files.read_bytes(f"{folder}{upload.repo_id}@{commit}/{CARD}").decode()
+    additions = {name: CommitOperationAdd(name, upload.folder / name) for name in files_of(upload.folder)}
+    return additions | {CARD: CommitOperationAdd(CARD, upload.card(old_card).encode())}
 
 
 def _listed(upload: Upload, api: HfApi, commit: str) -> dict[str, RepoFile]:
@@ -205,26 +198,25 @@ def _is_same(addition: CommitOperationAdd, remote: RepoFile | None) -> bool:
         return remote.blob_id == git_hash(file.read())
 
 
-def _tag(upload: Upload, api: HfApi, tags: set[str], commit: str, log: Callable[[str], None]) -> str:
+def _tag(upload: Upload, api: HfApi, tags: set[str], commit: str, log: Log) -> str:
     """Tag `commit` with the version asked for, else with the highest version if it is there, else with the next."""
 
-    def tagged(tag: str) -> str:
+    def is_tagged(tag: str) -> bool:
         # Not from `list_repo_refs`: an annotated tag may be listed with its own id.
-        return str(api.repo_info(upload.repo_id, repo_type=upload.repo_type, revision=tag).sha)
+        return bool(api.repo_info(upload.repo_id, repo_type=upload.repo_type, revision=tag).sha == commit)
 
     tag = upload.tag
     if tag is None:
         matches = [match for match in map(_VERSION.fullmatch, tags) if match]
         major, minor, patch = max((tuple(map(int, match.groups())) for match in matches), default=(1, -1, 0))
         highest = f"v{major}.{minor}.{patch}"
-        tag = highest if highest in tags and tagged(highest) == commit else f"v{major}.{minor + 1}.0"
+        tag = highest if highest in tags and is_tagged(highest) else f"v{major}.{minor + 1}.0"
     if tag not in tags:
         api.create_tag(upload.repo_id, tag=tag, tag_message=upload.message, revision=commit, repo_type=upload.repo_type)
         log(f"tagged {tag}")
-    elif tagged(tag) != commit:
+    elif not is_tagged(tag):
         raise ConfigError(
-            f"{upload.repo_id} has {tag} at another commit than this content ({commit[:8]}), and tags are never "
-            "moved: choose a higher version, or give none for the next"
+            f"{upload.repo_id} has {tag} at another commit than this content ({commit[:8]}), {_NEVER_MOVED}"
         )
     return tag
 
@@ -233,36 +225,23 @@ def _limit_silence() -> None:
     """Give every request of the session a timeout: huggingface_hub passes `timeout=None` in many calls."""
     from huggingface_hub import get_session
 
-    session: Any = get_session()
-    if _set_timeout not in session.event_hooks["request"]:
-        session.event_hooks = session.event_hooks | {"request": [*session.event_hooks["request"], _set_timeout]}
+    hooks = get_session().event_hooks["request"]
+    if _set_timeout not in hooks:
+        get_session().event_hooks |= {"request": [*hooks, _set_timeout]}
 
 
 def _set_timeout(request: Any) -> None:
     request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_S)
 
 
-def _explain(error: Any) -> tuple[str, bool]:
-    """Explain a failure without URLs, some of which are signed, and without paths and secrets.
-
-    Returns:
-        The reason, and whether another attempt may succeed.
-    """
-    http_error = _http_error()
+def _explain(error: Any, http_error: type[Exception]) -> str:
+    """Explain a failure without URLs, some of which are signed, and without paths and secrets."""
     while error.__cause__ is not None and not isinstance(error, http_error):
         error = error.__cause__  # the library wraps some errors
     response = getattr(error, "response", None)
-    words = getattr(error, "server_message", None) if response is not None else str(error)
-    plain = excerpt(" ".join("..." if word.count("/") > 1 else word for word in (words or "").split()))
+    message = str(error) if response is None else getattr(error, "server_message", None) or ""
+    plain = excerpt(" ".join("..." if word.count("/") > 1 else word for word in message.split()))
     if response is None:
-        return f"{type(error).__name__}: {plain}", isinstance(error, http_error)
+        return f"{type(error).__name__}: {plain}"
     advice = _ADVICE.get(response.status_code, f"the Hub answers {response.status_code}")
-    reason = f"{advice} (HTTP {response.status_code}{', ' * bool(plain)}{plain})"
-    return reason, response.status_code in _TRANSIENT
-
-
-def _http_error() -> type[Exception]:
-    """Return the base class of all errors of the HTTP library: httpx or httpx2, by the version of huggingface_hub."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return HfHubHTTPError.__bases__[0]
+    return f"{advice} (HTTP {response.status_code}{', ' * bool(plain)}{plain})"

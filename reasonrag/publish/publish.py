@@ -1,23 +1,80 @@
-"""Prepare what `reasonrag publish` uploads: a folder with its card, searched for secrets before anything is sent."""
+"""Prepare what `reasonrag publish` uploads: a folder with its card, searched for secrets before anything is sent.
+
+Of a run: pairs, trees, settings and counts, and how the policy was prompted; never its journal. Of a trained policy:
+weights, tokenizer, settings, curves and how it was trained; never checkpoints, optimizer states, pickles (`*.bin`) or
+rollouts. Paths and addresses of this machine are left out of every settings file.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from reasonrag.core.config import POLICY_CARD, Config, PolicyCard
 from reasonrag.core.errors import ConfigError, DataError, RunError
-from reasonrag.publish import dataset, policy
-from reasonrag.publish.card import UNKNOWN, check_licence, merge_card
+from reasonrag.core.models import BACKENDS
+from reasonrag.core.settings import to_yaml
+from reasonrag.core.text import excerpt, quoted
+from reasonrag.evaluation.tables import differences_table, results_table
+from reasonrag.formats import open_format
+from reasonrag.llm.model_folder import model_checksum
+from reasonrag.publish.card import UNKNOWN, Yaml, fenced, fenced_yaml, merge_card, render
 from reasonrag.publish.hub import CARD, Upload, check_target, files_of
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
-from reasonrag.storage.files import lock, write_text
-from reasonrag.training.folder import SUMMARY
+from reasonrag.publish.verify import mapping, verify
+from reasonrag.storage.files import lock, naming, place, require_json, write_json, write_text
+from reasonrag.storage.parquet import Row, read_batches, shard_paths
+from reasonrag.storage.questions import splits_of_names
+from reasonrag.storage.folder import read_run
+from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
+from reasonrag.training.folder import MERGED, SUMMARY, check_trained, finished, without_places, written_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ALLOWED = (EMAIL, PATH)  # kinds of findings that a person may allow; secrets are not among them
+
+_PAIR_TABLES = {"step": pair_schema, "trajectory": trajectory_pair_schema}
+_MESSAGE_CHARS = 1_500
+# Licences of questions, then of paragraphs (`data/README.md`). Wikipedia changed its licence from CC BY-SA 3.0 to 4.0
+# in June 2023; these paragraphs are older.
+_LICENCES = {
+    "demo": ["apache-2.0"],
+    "hotpotqa": ["cc-by-sa-4.0"],
+    "2wikimultihopqa": ["apache-2.0", "cc-by-sa-3.0"],
+    "musique": ["cc-by-4.0", "cc-by-sa-3.0"],
+    "popqa": ["mit"],
+    "bamboogle": ["mit"],
+    "nq": ["cc-by-sa-3.0"],
+    "triviaqa": ["apache-2.0"],
+}
+_LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{1,63}")
+_DATA_TAGS = ["dpo", "trl", "preference", "process-reward", "agentic-rag", "mcts", "synthetic", "reasonrag"]
+_DATA_FILES = ("pairs/*", "trees/*", "prompts/*", "run.json", "config.yaml", POLICY_CARD)
+
+_ADAPTER = "adapter_config.json"
+_CURVES = "curves.svg"
+_WEIGHTS = ("adapter_model.safetensors", "model.safetensors", "model-*.safetensors")
+_POLICY_FILES = (
+    *(*_WEIGHTS, "model.safetensors.index.json", _ADAPTER, "config.json", "generation_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", POLICY_CARD, "prompts/*/*.txt"),
+)
+_STAGES = {
+    "dpo": "direct preference optimisation",
+    "sft": "supervised fine-tuning",
+    "rl": "online reinforcement learning",
+}
+# Keys under which transformers and peft store the source of a model.
+_SOURCE_KEYS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
+_FOLDER_CHECKSUM = re.compile(r"[^/]+@[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +118,15 @@ class Staged:
         raise DataError(f"found what should not be public ({counted}), so nothing was sent{secret}{advice}")
 
 
+class _Content(NamedTuple):
+    """The card of a staged folder, and what describes its commit."""
+
+    data: Yaml
+    body: str
+    message: str
+    warning: str = ""
+
+
 def check(path: Path, options: PublishOptions) -> None:
     """Refuse what cannot work before anything is read.
 
@@ -69,21 +135,22 @@ def check(path: Path, options: PublishOptions) -> None:
         RunError: `path` is neither a finished run nor a trained policy.
     """
     check_target(options.repo_id, options.tag)
-    check_licence(options.licence)
-    is_policy, is_run = (path / SUMMARY).is_file(), (path / "run.json").is_file()
-    if not is_policy and not is_run:
-        why = "is neither a run (run.json) nor a trained policy (training.json); give the folder of one"
-        if (path / "pairs.json").is_file():
-            why = "holds pairs alone; publish needs the run that they are of: derive them in it, without --out"
-        elif (path / "journal.sqlite").is_file():
-            why = "is a run that has not finished; the same build-tree command finishes it"
-        elif (path / "checkpoints").is_dir():
-            why = "is a training run that has not finished; the same command finishes it"
-        raise RunError(f"{path} {why}")
-    if is_run and not is_policy and (options.merged or options.report or options.name):
-        raise ConfigError(f"{path} is a run; --merged, --eval and --eval-policy are for a trained policy")
-    if is_policy and not options.trees:
-        raise ConfigError(f"{path} is a trained policy; --without-trees is for a run")
+    if options.licence is not None and not _LICENCE.fullmatch(options.licence.lower()):
+        raise ConfigError(
+            f"--license {quoted(options.licence)} is not a licence's identifier; give one of the Hub's, such as "
+            "cc-by-sa-4.0, apache-2.0 or mit"
+        )
+    is_policy = (path / SUMMARY).is_file()
+    if not is_policy and not (path / "run.json").is_file():
+        raise RunError(
+            f"{path} is neither a finished run (run.json) nor a trained policy (training.json); if its command was "
+            "stopped, the same command finishes it"
+        )
+    of_a_policy = options.merged or options.report is not None or options.name is not None
+    if not options.trees if is_policy else of_a_policy:
+        raise ConfigError(
+            f"{path}: --merged, --eval and --eval-policy are for a trained policy, --without-trees is for a run"
+        )
     if options.name is not None and options.report is None:
         raise ConfigError("--eval-policy names a policy of an evaluation; give the evaluation's folder as --eval")
 
@@ -101,19 +168,8 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
     """
     check(path, options)
     is_policy = (path / SUMMARY).is_file()
-    repo_id, licence = options.repo_id, check_licence(options.licence)
-    warning = ""
-    if is_policy:
-        trained = policy.stage_policy(path, folder, merged=options.merged)
-        measured = policy.read_measured(options.report, path, options.name) if options.report else None
-        data, body = policy.policy_card(trained, repo_id=repo_id, licence=licence, measured=measured)
-        message = f"{trained.kind} weights"
-    else:
-        run = dataset.stage_run(path, folder, trees=options.trees)
-        data, body = dataset.dataset_card(run, repo_id=repo_id, licence=licence)
-        message = f"{run.pairs.total():,} pairs"
-        if warning := str(run.contradictions):
-            warning += f"; `reasonrag pairs {path}` derives pairs without any"
+    content = _stage_policy(path, folder, options) if is_policy else _stage_run(path, folder, options)
+    data = content.data
     if options.public and data["license"] == UNKNOWN:
         raise ConfigError(
             "the licence is not known, of the data or of the model it came from, so it cannot be made public; "
@@ -121,21 +177,21 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
         )
 
     def card(old: str | None) -> str:
-        return merge_card(old, data, body)
+        return merge_card(old, data, content.body)
 
     write_text(folder / CARD, card(None))
     upload = Upload(
-        repo_id=repo_id,
+        repo_id=options.repo_id,
         repo_type="model" if is_policy else "dataset",
         folder=folder,
         card=card,
-        owned=policy.OWNED if is_policy else dataset.OWNED,
-        message=message,
+        owned=(*_POLICY_FILES, _CURVES, SUMMARY) if is_policy else _DATA_FILES,
+        message=content.message,
         tag=options.tag,
         public=options.public,
     )
     licences = data["license"] if isinstance(data["license"], str) else ", ".join(data["license"])
-    return Staged(upload, licences, scan(folder, files_of(folder), places_of(path)), warning)
+    return Staged(upload, licences, scan(folder, files_of(folder), places_of(path)), content.warning)
 
 
 @contextmanager
@@ -159,3 +215,255 @@ def staging_folder(path: Path) -> Iterator[Path]:
             yield folder
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write_summary(summary: Mapping[str, Any], target: Path) -> None:
+    try:
+        write_json(target, without_places(summary))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{target.name} holds what JSON cannot express ({excerpt(str(error), 80)}); mend it") from error
+
+
+# Runs
+
+
+def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
+    """Copy the published files of a finished run into a folder, and verify the copy."""
+    config, summary = read_run(run)
+    level = mapping(summary, "pairs").get("level")
+    if level not in _PAIR_TABLES:
+        raise RunError(
+            f"{run}: run.json does not name the level of its pairs; write them again with `reasonrag pairs {run}`"
+        )
+    table = _PAIR_TABLES[level]
+    files: dict[str, list[Path]] = {}
+    for name, split in (("pairs", "train"), ("pairs", "test"), *([("trees", "nodes")] if options.trees else [])):
+        if name == "trees" or any((run / name).glob(f"{split}-*")):
+            files[split] = []
+            for path in shard_paths(run / name, split):
+                files[split].append(place(path, folder / name / path.name))
+    counts: Counter[tuple[str, str]] = Counter()  # by data set and split
+    for split in files.keys() - {"nodes"}:
+        for path in files[split]:
+            for batch in read_batches(path, table(), columns=["dataset"]):
+                counts.update((dataset or "unnamed", split) for dataset in batch.column("dataset").to_pylist())
+    if not counts:
+        raise DataError(
+            f"{run}: no pairs to publish; build trees of more questions, or lower pairs.min_margin with "
+            "`reasonrag pairs`"
+        )
+    _write_summary(summary, folder / "run.json")
+    write_text(folder / "config.yaml", to_yaml(without_places(config.model_dump(mode="json"))))
+    policy_card = _policy_card(config, mapping(summary, "content").get("prompts"))
+    if policy_card is not None:
+        with naming(folder / POLICY_CARD):
+            policy_card.write(folder)
+    verified = verify(folder)
+    verified.refuse_grave()
+    (example,) = next(read_batches((files.get("train") or files["test"])[0], table())).slice(0, 1).to_pylist()
+
+    compared = "steps" if level == "step" else "whole trajectories"
+    names = sorted({name for name, _ in counts})
+    splits = splits_of_names(config.questions.dataset or "", config.questions.split)
+    sources = _sources(config, names, splits)
+    licences = sorted(set(chain(*sources.values())))
+    licence = options.licence and options.licence.lower()
+    data: Yaml = {
+        "license": licence or UNKNOWN,
+        "task_categories": ["question-answering", "text-generation"],
+        "tags": _DATA_TAGS,
+        "configs": _configs(files),
+    }
+    if all(sources.values()):
+        data["language"] = ["en"]
+        data["license"] = licence or (licences if len(licences) > 1 else licences[0])
+    body = render(
+        kind="dataset",
+        repo_id=options.repo_id,
+        compared=compared,
+        names=names,
+        total=counts.total(),
+        counts=[(name, counts[name, "train"], counts[name, "test"]) for name in names],
+        has_trees=options.trees,
+        has_policy_card=policy_card is not None,
+        contradictions=verified.pairs,
+        config=config,
+        summary=summary,
+        example=_example(example),
+        columns=[(name, _type_name(type), meaning) for name, type, meaning in table.columns],
+        tree_columns=[(name, _type_name(type), meaning) for name, type, meaning in tree_schema.columns],
+        settings=fenced_yaml(config.model_dump(mode="json", include={"search", "value", "pairs", "format"})),
+        policy_kind=(config.policy.address.backend or BACKENDS["hf"]).description,
+        sources=[(name, splits.get(name), ", ".join(known) or UNKNOWN) for name, known in sources.items()],
+        licence=licence,
+    )
+    warning = str(verified.pairs)
+    advice = f"; `reasonrag pairs {run}` derives pairs without any" if warning else ""
+    return _Content(data, body, f"{counts.total():,} pairs", warning + advice)
+
+
+def _policy_card(config: Config, fingerprint: Any) -> PolicyCard | None:
+    """Return how the policy was prompted; None if its own prompts were changed or deleted since."""
+    card = PolicyCard.of(config.model_dump(mode="json"), fingerprint)
+    if card.prompts is None:
+        return card
+    if config.format.name.startswith("python:"):  # publishing runs no code of others just to look at its prompts
+        return None
+    try:
+        return card if open_format(config).fingerprint == fingerprint else None
+    except ConfigError:
+        return None
+
+
+def _sources(config: Config, names: list[str], splits: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the known licences of each data set, and of a corpus other than theirs."""
+    # Only a data set that was read by its name is known; a file may have any name.
+    sources = {name: _LICENCES.get(name, []) if name in splits else [] for name in names}
+    retrieval = config.retrieval
+    if retrieval.corpus or retrieval.index or retrieval.is_remote or (retrieval.kind or "").startswith("python:"):
+        sources["the corpus that was searched"] = []  # its passages are in the data, too
+    return sources
+
+
+def _configs(files: Mapping[str, list[Path]]) -> list[Yaml]:
+    """Return the card's `configs`, by which `load_dataset` finds the files of each split."""
+    patterns: dict[str, list[Yaml]] = {"pairs": [], "trees": []}
+    for split in files:
+        name = "trees" if split == "nodes" else "pairs"
+        patterns[name].append({"split": split, "path": f"{name}/{split}-*"})
+    configs = [{"config_name": "pairs", "data_files": patterns["pairs"], "default": True}]
+    return configs + [{"config_name": "trees", "data_files": patterns["trees"]}] * ("nodes" in files)
+
+
+def _type_name(type: pa.DataType) -> str:
+    """Name a type as people write it: `list of {role, content}`."""
+    import pyarrow as pa
+
+    if pa.types.is_list(type):
+        return f"list of {_type_name(type.value_type)}"
+    return f"{{{', '.join(field.name for field in type)}}}" if pa.types.is_struct(type) else str(type)
+
+
+def _example(row: Row) -> Any:
+    """Show a pair as one block of code: prompt, chosen and rejected."""
+    lines = []
+    for name in ("prompt", "chosen", "rejected"):
+        steps = row.get(f"{name}_steps") or ()  # of a pair of whole trajectories, which has no prompt
+        lines += [f"── {name} ──", *(step["text"][:_MESSAGE_CHARS] for step in steps)]
+        lines += [f"[{message['role']}] {message['content'][:_MESSAGE_CHARS]}" for message in row.get(name) or ()]
+        lines.append("")
+    lines.append(f"chosen_reward: {row['chosen_reward']:.4g}, rejected_reward: {row['rejected_reward']:.4g}")
+    return fenced("\n".join(lines), "text")
+
+
+# Policies
+
+
+def _stage_policy(path: Path, folder: Path, options: PublishOptions) -> _Content:
+    """Copy the published files of a finished training run into a folder, and verify the copy."""
+    training = finished(path)
+    if training is None:
+        raise RunError(
+            f"{path} holds no finished training run ({SUMMARY} cannot be read); the same command finishes it"
+        )
+    check_trained(path)
+    weights = path / MERGED if options.merged else path
+    if options.merged and not (weights / "config.json").is_file():
+        raise RunError(f"{path} has no folder {MERGED}; train with --merge, or publish without --merged")
+    if not any(any(weights.glob(name)) for name in _WEIGHTS):
+        raise DataError(f"{weights} holds no weights in safetensors (pickles are not published); save them so")
+    for pattern in _POLICY_FILES:
+        for source in weights.glob(pattern):
+            if source.is_file():
+                _place_model_file(source, folder / source.relative_to(weights))
+    if (path / _CURVES).is_file():
+        place(path / _CURVES, folder / _CURVES)
+    _write_summary(training | {"files": written_files(folder)}, folder / SUMMARY)
+    verify(folder).refuse_grave()
+
+    licence = options.licence and options.licence.lower()
+    kind: Literal["adapter", "merged", "full"] = "full"
+    if (path / _ADAPTER).is_file():
+        kind = "merged" if options.merged else "adapter"
+    model, settings, trained_on = (mapping(training, name) for name in ("model", "settings", "data"))
+    base, checksum = str(model.get("name") or UNKNOWN), str(model.get("checksum") or "")
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base, re.ASCII) is not None
+    # The checksum of a local folder starts with its name.
+    base_on_hub = bool(checksum) and is_name and not _FOLDER_CHECKSUM.fullmatch(checksum)
+    stage = str(training.get("stage"))
+    data: Yaml = {"license": licence or UNKNOWN}
+    if base_on_hub:
+        data |= {"base_model": base, "base_model_relation": "adapter" if kind == "adapter" else "finetune"}
+    data["library_name"] = "peft" if kind == "adapter" else "transformers"
+    data["pipeline_tag"] = "text-generation"
+    data["tags"] = ["agentic-rag", "process-reward", "trl", "reasonrag", *([stage] if stage in _STAGES else [])]
+    body = render(
+        kind="policy",
+        repo_id=options.repo_id,
+        name=options.repo_id.partition("/")[2],
+        weights=kind,
+        base=base,
+        base_on_hub=base_on_hub,
+        has_curves=(path / _CURVES).is_file(),
+        stage=_STAGES.get(stage, stage),
+        summary=training,
+        data=fenced_yaml({key: value for key, value in trained_on.items() if key != "lengths"}),
+        settings=fenced_yaml(settings),
+        measured=_measured(options.report, path, options.name) if options.report else None,
+        licence=licence,
+    )
+    return _Content(data, body, f"{kind} weights")
+
+
+def _place_model_file(source: Path, target: Path) -> None:
+    """Link a file, unless it holds the path of another model on this machine: then write it with the last name only."""
+    if source.name in (_ADAPTER, "config.json", "generation_config.json", "tokenizer_config.json"):
+        settings = require_json(source, "train again, or mend it")
+        names = {key: without_places(settings[key]) for key in _SOURCE_KEYS if key in settings}
+        if settings | names != settings:
+            write_json(target, settings | names)
+            return
+    place(source, target)
+
+
+def _measured(report: Path, policy: Path, named: str | None) -> dict[str, Any]:
+    """Return a policy's part of `REPORT/metrics.json` for its card, next to the baseline, the first policy there.
+
+    Args:
+        report: folder of an evaluation.
+        policy: the policy's folder.
+        named: its name there, for a policy that a server answered for; None: the policy with these weights.
+
+    Raises:
+        ConfigError: it holds no such policy, or one with other weights.
+        DataError: it is not the `metrics.json` of an evaluation.
+    """
+    # An evaluation names the weights that it loaded, merged or not.
+    checksums = [model_checksum(folder) for folder in (policy, policy / MERGED) if folder.is_dir()]
+    file = report / "metrics.json"
+    metrics = require_json(file)
+    try:
+        weights: dict[str, str] = {}
+        for name, content in metrics["content"]["policies"].items():
+            loaded = _FOLDER_CHECKSUM.fullmatch(content["policy"])
+            weights[name] = content["policy"].rpartition("@")[2] if loaded else ""
+        name = named or next((name for name in weights if weights[name] in checksums), "")
+        if weights.get(name) not in ("", *checksums):
+            raise ConfigError(
+                f"{file} has no policy {quoted(name)} with these weights ({' or '.join(checksums)}); it has "
+                f"{', '.join(map(quoted, weights))}: evaluate these weights, or name a served policy as --eval-policy"
+            )
+        shown = next(iter(metrics["policies"])), name
+        differences = differences_table(metrics, "card", (name,))
+        return {
+            "policy": name,
+            "verified": weights[name] in checksums,
+            "datasets": ", ".join(map(str, metrics["dataset"])),
+            "split": metrics.get("split"),
+            "results": "\n".join(results_table(metrics, "card", shown).markdown()),
+            "differences": "\n".join(differences.markdown()) if differences.rows else "",
+        }
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise DataError(
+            f"{file} is not a metrics.json of `reasonrag eval` ({type(error).__name__}); give its folder as --eval"
+        ) from error

@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import re
 import socket
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from reasonrag.core.text import find_secrets, one_line, printable, redact
 from reasonrag.storage.parquet import leaves
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 SECRET, PATH, EMAIL = "secret", "path", "email"
-Patterns = tuple[tuple[str, str], ...]  # kind, and an RE2 pattern with a group `found`
+Patterns = list[tuple[str, re.Pattern[str]]]  # each with its kind
 
 _MOST_HEADER_BYTES = 100_000_000  # as safetensors itself allows
 _BATCH_ROWS = 1_000
 _SHOWN_CHARS = 60
-# RE2: linear time, no look-around. `file:///home/me` is a path of a machine, `url.example/home/page` is not.
-_FIRST = r"(?:^|file://|\\[nrt]|[^A-Za-z0-9_./~%])"
-_HOMES = r"""/home/[^\s/"']+|/Users/[^\s/"']+|/root/[^\s"']|[A-Za-z]:(?:\\+|/)Users(?:\\+|/)[^\s\\/"']+"""
+# `file:///home/me` is a path of a machine, `url.example/home/page` is not. The look-behinds come after the first
+# character: a pattern that begins with one is ten times slower.
+_POSIX_PATH = (
+    r"""/(?:(?<![A-Za-z0-9_./~%]/)|(?<=file:///)|(?<=\\[nrt]/))(?:home/[^\s/"']+|Users/[^\s/"']+|root/[^\s"']"""
+)
+_WINDOWS_PATH = r"""[A-Za-z]:(?<![A-Za-z0-9_./~%][A-Za-z]:)(?:\\+|/)Users(?:\\+|/)[^\s\\/"']+"""
+# The search begins at the start of a word and ends after 64 characters: a long text without blanks takes linear time.
+_EMAIL = r"(?<![\w.%+\-])[A-Za-z0-9._%+\-]{1,64}@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,}"
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")  # as `inert_markdown` escapes punctuation
-_EMAIL = r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,13 @@ class Finding:
 
 def places_of(*folders: Path) -> tuple[str, ...]:
     """Return names of this machine: folders, working directory, home, and the host's name unless it is a plain word."""
-    paths = {str(folder.resolve()) for folder in (*folders, Path.cwd(), Path.home())}
-    host = socket.gethostname()
-    hosts = {host} if len(host) > 4 and re.search(r"[\d.\-]", host) else set()
+    names = {str(folder.resolve()) for folder in (*folders, Path.cwd(), Path.home())}
     # Folders at the root, such as `/data`, are on many machines.
-    return tuple(sorted(hosts | {path for path in paths if path.count("/") > 1}))
+    names = {name for name in names if name.count("/") > 1}
+    host = socket.gethostname()
+    if len(host) > 4 and re.search(r"[\d.\-]", host):
+        names.add(host)
+    return tuple(sorted(names))
 
 
 def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Finding]:
@@ -67,99 +70,85 @@ def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Fi
         places: see `places_of`.
     """
     patterns = _patterns(places)
-    rows_and_counts: dict[tuple[str, str, str, str], tuple[int, int]] = {}
-    for name in sorted(files):
-        for column, row, kind, what, times in _in_file(folder / name, patterns):
-            key = (name, column, kind, what)
-            first, count = rows_and_counts.get(key, (row, 0))
-            rows_and_counts[key] = (first, count + times)
-    return [
-        Finding(file, column, row, kind, what, count)
-        for (file, column, kind, what), (row, count) in rows_and_counts.items()
-    ]
+    rows: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    for file in sorted(files):
+        search = _search_table if file.endswith(".parquet") else _search_text
+        for column, row, kind, what in search(folder / file, patterns):
+            rows[file, column, kind, what].append(row)
+    findings = []
+    for (file, column, kind, what), positions in rows.items():
+        findings.append(Finding(file, column, positions[0], kind, what, len(positions)))
+    return findings
 
 
 def _patterns(places: Sequence[str]) -> Patterns:
-    folders = "".join(f"|{re.escape(place)}" for place in places if place.startswith("/"))
-    hosts = [re.escape(place) for place in places if not place.startswith("/")]
-    host_patterns = [(PATH, rf"\b(?P<found>{'|'.join(hosts)})\b")] if hosts else []
-    return ((PATH, rf"{_FIRST}(?P<found>{_HOMES}{folders})"), *host_patterns, (EMAIL, f"(?P<found>{_EMAIL})"))
+    folders, hosts = "", []
+    for place in places:
+        if place.startswith("/"):
+            folders += f"|{re.escape(place[1:])}"
+        else:
+            hosts.append((PATH, re.compile(rf"\b{re.escape(place)}\b")))
+    homes = [(PATH, re.compile(f"{_POSIX_PATH}{folders})")), (PATH, re.compile(_WINDOWS_PATH))]
+    return [*homes, *hosts, (EMAIL, re.compile(_EMAIL))]
 
 
-def _in_file(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str, int]]:
-    """Yield column, row, kind, what, and the number of values that hold it."""
-    if path.suffix == ".parquet":
-        yield from _in_table(path, patterns)
-    else:
-        text = _text(path)
-        for secret in find_secrets(text):  # in the whole text at once: a key may have many lines
-            yield "", text.count("\n", 0, secret.start) + 1, SECRET, secret.kind, 1
-        import pyarrow as pa
+def _search_text(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str]]:
+    """Yield an empty column, the line, the kind and the description of each finding.
 
-        for kind, what, hits in _hits(pa.array(redact(text).split("\n")), patterns):
-            yield "", hits[0] + 1, kind, what, len(hits)
-
-
-def _text(path: Path) -> str:
-    """Return a file's text: of weights the header, of a card the text that readers see."""
+    Of weights, the text is their header; of a card, what readers see of it.
+    """
     if path.suffix == ".safetensors":
         with path.open("rb") as file:
-            header = file.read(min(int.from_bytes(file.read(8), "little"), _MOST_HEADER_BYTES))
-        return header.decode("utf-8", "replace")
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return _ESCAPED.sub(r"\1", text) if path.suffix == ".md" else text
+            length = int.from_bytes(file.read(8), "little")
+            text = file.read(min(length, _MOST_HEADER_BYTES)).decode("utf-8", "replace")
+    else:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        text = _ESCAPED.sub(r"\1", text) if path.suffix == ".md" else text
+    for secret in find_secrets(text):  # in the whole text at once: a key may have many lines
+        yield "", text.count("\n", 0, secret.start) + 1, SECRET, secret.kind
+    for number, line in enumerate(redact(text).split("\n"), 1):
+        for kind, what in _matches(line, patterns):
+            yield "", number, kind, what
 
 
-def _in_table(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str, int]]:
+def _search_table(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str]]:
+    """Yield the column, the row, the kind and the description of each finding."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    first = 1
+    first_row = 1
     with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
         for batch in file.iter_batches(_BATCH_ROWS):
-            for name, values, rows in leaves(batch):
-                for kind, what, hits in _hits(values, patterns) if pa.types.is_string(values.type) else ():
-                    row = hits[0] if rows is None else rows[hits[0]].as_py()
-                    yield name, first + row, kind, what, len(hits)
-            first += batch.num_rows
+            for column, values, rows in leaves(batch):
+                if not pa.types.is_string(values.type):
+                    continue
+                # Siblings share their prompts, searches their passages: each text is searched once.
+                positions: defaultdict[str, list[int]] = defaultdict(list)
+                for position, text in enumerate(values.to_pylist()):
+                    if text:
+                        positions[text].append(position if rows is None else rows[position].as_py())
+                for text in _suspects(list(positions), patterns):
+                    for kind, what in _findings(text, patterns):
+                        for row in positions[text]:
+                            yield column, first_row + row, kind, what
+            first_row += batch.num_rows
 
 
-def _hits(values: pa.Array, patterns: Patterns) -> Iterator[tuple[str, str, list[int]]]:
-    """Yield kind, what to show, and the positions in `values` that hold it."""
-    import pyarrow.compute as pc
-
-    unique = values.drop_null().unique()  # siblings share their prompts, searches their passages
-    texts = unique.to_pylist()
-    suspects: dict[str, None] = dict.fromkeys(_secretive(texts))
-    for _, pattern in patterns:
-        suspects |= dict.fromkeys(unique.filter(pc.match_substring_regex(unique, pattern)).to_pylist())
-    for text in suspects:
-        positions: list[int] | None = None
-        for kind, what in _found(text, patterns):
-            if positions is None:
-                positions = pc.indices_nonzero(pc.equal(values, text)).to_pylist()
-            yield kind, what, positions
+def _suspects(texts: Sequence[str], patterns: Patterns) -> Sequence[str]:
+    """Return the texts, or none of them if one search over all together finds nothing, as in most batches."""
+    together = "\n\n".join(texts)
+    return texts if find_secrets(together) or any(_matches(together, patterns)) else ()
 
 
-def _secretive(texts: Sequence[str]) -> list[str]:
-    """Return the texts that hold secrets. One search over all of them together rules out most batches."""
-    return [text for text in texts if find_secrets(text)] if find_secrets("\n\n".join(texts)) else []
+def _findings(text: str, patterns: Patterns) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the description of everything in one text; of paths and addresses, the first."""
+    secrets = dict.fromkeys(secret.kind for secret in find_secrets(text))
+    yield from ((SECRET, kind) for kind in secrets)
+    yield from _matches(redact(text) if secrets else text, patterns)
 
 
-def _found(text: str, patterns: Patterns) -> Iterator[tuple[str, str]]:
-    """Yield kind and description of everything in one text; of addresses and paths, the first."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kinds = dict.fromkeys(secret.kind for secret in find_secrets(text))
-    yield from ((SECRET, kind) for kind in kinds)
-    shown = pa.array([redact(text) if kinds else text])
+def _matches(text: str, patterns: Patterns) -> Iterator[tuple[str, str]]:
     for kind, pattern in patterns:
-        (match,) = pc.extract_regex(shown, pattern).to_pylist()
-        if match:
-            yield kind, _excerpt(match["found"])
-
-
-def _excerpt(found: str) -> str:
-    line = one_line(printable(found))
-    return line if len(line) <= _SHOWN_CHARS else f"{line[: _SHOWN_CHARS - 1]}…"
+        if match := pattern.search(text):
+            shown = one_line(printable(match[0]))
+            yield kind, shown if len(shown) <= _SHOWN_CHARS else f"{shown[: _SHOWN_CHARS - 1]}…"

@@ -7,19 +7,16 @@ it is left out here.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.config import Config
 from reasonrag.core.errors import DataError, InputError, RunError
 from reasonrag.core.text import one_line
-from reasonrag.core.types import as_finite
 from reasonrag.dpo.pairs import Question, repeated_questions
 from reasonrag.dpo.preferences import PairRules, check_shards, pairs_in, split_of
 from reasonrag.llm.model_folder import check_tensors, model_files
-from reasonrag.publish.card import mapping
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.spre.tree_rules import SHAPE, check_tree
 from reasonrag.storage import tables
@@ -41,7 +38,6 @@ _OTHER = "pairs of others"
 _CHECKSUMS = f"files that have a checksum in {SUMMARY}"
 _WARNINGS = ("contradictions", "texts by split")  # `publish` publishes all the same
 _NOT_TABLES = frozenset(("shards", CHECKPOINTS))  # of a run in shards, its own tables are links to theirs
-_ROUNDING = 1e-9
 
 
 @dataclass(slots=True)
@@ -55,8 +51,7 @@ class Check:
 class Verified:
     """The result of checking a path: `checks` by the kind of thing, and the `pairs`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self) -> None:
         self.checks: defaultdict[str, Check] = defaultdict(Check)
         self.pairs = PairRules()
 
@@ -81,10 +76,18 @@ class Verified:
 
     def refuse_grave(self) -> None:
         """Raise DataError with the first problem that is more than a warning, if there is any."""
-        grave = [problem for what, check in self.checks.items() if what not in _WARNINGS for problem in check.problems]
+        grave: list[str] = []
+        for what, check in self.checks.items():
+            grave += check.problems if what not in _WARNINGS else ()
         if grave:
             more = f" (and {len(grave) - 1} more problems; `reasonrag verify` lists them)" if grave[1:] else ""
             raise DataError(f"{grave[0]}{more}")
+
+
+def mapping(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the mapping under a name; an empty one if there is another value."""
+    value = document.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def verify(path: Path) -> Verified:
@@ -93,9 +96,9 @@ def verify(path: Path) -> Verified:
     Raises:
         RunError: nothing that could be checked is there.
     """
-    verified = Verified(path)
+    verified = Verified()
     if path.exists():
-        _check_tables(verified)
+        _check_tables(path, verified)
     index = IndexFolder(path)
     for part in index.parts():
         verified.check("files of the index", lambda part=part: len(index.verify(part, fully=True).files))
@@ -109,7 +112,7 @@ def verify(path: Path) -> Verified:
         problem = training.checkpoint_problem(checkpoint)
         verified.note("checkpoints", 1, problem and f"{checkpoint.name}: {problem}")
     for folder in (path, path / MERGED, path / BEST, *checkpoints):
-        _check_model(verified, folder)
+        _check_model(folder, "" if folder == path else f" of {folder.name}", verified)
     if "tensors" in verified.checks:
         verified.note(_CHECKSUMS, 0)  # a count of 0 is printed as "not checked"
     if not verified.checks:
@@ -120,58 +123,53 @@ def verify(path: Path) -> Verified:
     return verified
 
 
-def _check_tables(verified: Verified) -> None:
+def _check_tables(path: Path, verified: Verified) -> None:
     """Check Parquet files by their columns, then the trees and pairs in them; of a run, also its `run.json`."""
-    path = verified.path
-    by_kind: dict[str, list[Path]] = defaultdict(list)
+    files_of: defaultdict[str, list[Path]] = defaultdict(list)
     for file in [path] if path.suffix == ".parquet" else sorted(path.rglob("*.parquet")):
         if not any(part in _NOT_TABLES or part.startswith(".") for part in file.relative_to(path).parts):
-            verified.check("Parquet files", lambda file=file: by_kind[_kind(file)].append(file))
-    for folder in sorted({file.parent for files in by_kind.values() for file in files} - {path.parent}):
+            verified.check("Parquet files", lambda file=file: files_of[_kind(file)].append(file))
+    for folder in sorted({file.parent for files in files_of.values() for file in files} - {path.parent}):
         verified.check("folders of Parquet files", check_shards, folder)
     sound: dict[str, list[Path]] = {}
-    for kind, files in by_kind.items():
+    for kind, files in files_of.items():
         sound[kind] = [file for file in files if verified.check(kind, _count_rows, file, _TABLES.get(kind))]
-    configs: list[Config] = []
     summary = read_json(path / "run.json")
-    if summary is not None:
-        verified.check("config.yaml", lambda: configs.append(read_run(path)[0]))
     if "nodes" in sound:
-        _check_trees(verified, sound["nodes"], configs)
-    min_margin = as_finite(mapping(summary or {}, "pairs").get("min_margin")) or 0.0
+        _check_trees(path, sound["nodes"], verified)
+    elif summary is not None:
+        verified.check("config.yaml", lambda: read_run(path) and None)
     for kind in sound:
         for file in sound[kind] if "pairs" in kind else ():
-            verified.check("preferences", _add_pairs, verified.pairs, file, min_margin)
+            verified.check("preferences", _add_pairs, verified.pairs, file)
     pairs, shared = verified.pairs, len(verified.pairs.shared_texts)
     if pairs.rows:
         verified.check("questions by split", pairs.check_questions, "the pairs")
         problem = f"{shared} texts are in both splits: held-out metrics are not of unseen questions" if shared else ""
         verified.note("texts by split", len(pairs.texts), problem)
         verified.note("contradictions", pairs.rows.total(), str(pairs))
-    _check_counts(verified, summary, has_trees="nodes" in sound, readable=by_kind == sound)
+    if summary is None:
+        is_run = (path / "run.json").exists() or (path / "journal.sqlite").exists()
+        if is_run and not (path / SUMMARY).exists() and not (path / CHECKPOINTS).exists():
+            problem = "run.json is missing or damaged: the same build-tree command writes it"
+            verified.note("run.json", 0, problem)
+    elif files_of == sound and not verified.checks["Parquet files"].problems:  # what cannot be read was not counted
+        # Published runs have no journal, and may have no trees.
+        _check_counts(verified, summary, trees="nodes" in sound or (path / "journal.sqlite").exists())
 
 
-def _check_counts(verified: Verified, summary: dict[str, Any] | None, *, has_trees: bool, readable: bool) -> None:
+def _check_counts(verified: Verified, summary: Mapping[str, Any], *, trees: bool) -> None:
     """Compare the counts in a run's `run.json`, which reports and cards show, with the rows of its tables."""
-    path, rows = verified.path, verified.pairs.rows
-    has_journal = (path / "journal.sqlite").exists() and not any((path / n).exists() for n in (SUMMARY, CHECKPOINTS))
-    if summary is None and (has_journal or (path / "run.json").exists()):
-        problem = "run.json is missing or damaged: build-tree has not finished, or lost it; the same command writes it"
-        verified.note("run.json", 0, problem)
-    if summary is None or not readable or verified.checks["Parquet files"].problems:
-        return  # rows that cannot be read were not counted
+    rows = verified.pairs.rows
     counts = {("pairs", "total"): rows.total(), ("pairs", "train"): rows["train"], ("pairs", "test"): rows["test"]}
-    if has_journal or has_trees:  # published runs may have no trees
-        for name, kind in (("nodes", "nodes"), ("questions", "trees")):
-            counts["trees", name] = verified.checks[kind].count
+    if trees:
+        counts["trees", "nodes"] = verified.checks["nodes"].count
+        counts["trees", "questions"] = verified.checks["trees"].count
     for (table, name), count in counts.items():
         written = mapping(summary, table).get(name, count)
         command = "`reasonrag pairs`" if table == "pairs" else "the same build-tree command"
-        problem = (
-            f"run.json says that {table}.{name} is {written}, and the tables hold {count}; write them again with "
-            f"{command}"
-        )
-        verified.note("run.json", 1, "" if written == count else problem)
+        problem = f"run.json says that {table}.{name} is {written}, and the tables hold {count}; write them again with "
+        verified.note("run.json", 1, "" if written == count else problem + command)
 
 
 def _kind(file: Path) -> str:
@@ -195,11 +193,17 @@ def _count_rows(file: Path, table: tables.Described | None) -> int:
     return rows
 
 
-def _check_trees(verified: Verified, files: Sequence[Path], configs: Sequence[Config]) -> None:
+def _check_trees(path: Path, files: Sequence[Path], verified: Verified) -> None:
     """Check each question's rows, and learn which questions have the same text."""
-    # Older runs do not record how SPRE was computed.
-    value = next((config.value for config in configs if "weighting" in config.value.model_fields_set), None)
-    spre = {"alpha": value.alpha, "weighting": value.weighting} if value else {}
+    spre: dict[str, Any] = {}
+    if read_json(path / "run.json") is not None:
+
+        def read_value() -> None:
+            value = read_run(path)[0].value
+            if "weighting" in value.model_fields_set:  # older runs do not record how SPRE was computed
+                spre.update(alpha=value.alpha, weighting=value.weighting)
+
+        verified.check("config.yaml", read_value)
     batches = (batch for file in files for batch in read_batches(file, tables.tree_schema(), columns=SHAPE))
     questions: set[Question] = set()
     for question, tree in by_question(row for batch in batches for row in batch.to_pylist()):
@@ -210,22 +214,17 @@ def _check_trees(verified: Verified, files: Sequence[Path], configs: Sequence[Co
     verified.pairs = PairRules(repeated_questions(files))
 
 
-def _add_pairs(pairs: PairRules, file: Path, min_margin: float) -> int:
+def _add_pairs(pairs: PairRules, file: Path) -> int:
     """Add the pairs of a file as `dpo train` reads them; return their number."""
-    before, low = pairs.rows.total(), None
+    before = pairs.rows.total()
     split = "train" if split_of(file.name) == "train" else "test"  # two held-out splits may share questions
     for row in pairs_in(file):
         pairs.add_pair(split, row)
-        if row.margin is not None and row.margin < min_margin - _ROUNDING:
-            low = low or row
-    if low is not None:
-        raise DataError(f"{low.place}: margin below min_margin ({min_margin:g}): {low.margin:g}")
     return pairs.rows.total() - before
 
 
-def _check_model(verified: Verified, folder: Path) -> None:
+def _check_model(folder: Path, where: str, verified: Verified) -> None:
     """Check a folder of a model: every weight is a number, no file is code, and the tokenizer can be read."""
-    where = "" if folder == verified.path else f" of {folder.name}"
     files = [folder] if folder.is_file() else [*model_files(folder), *folder.glob("adapter_model.bin")]
     is_model = any(file.suffix in (".safetensors", ".bin") for file in files)
     for file in files if is_model else ():

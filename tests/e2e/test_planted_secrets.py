@@ -374,7 +374,6 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
     planned = ("--policy", "extractive", "--judge", asked.base_url, "--judge-model", "planner")
     commands: list[tuple[str | Path, ...]] = [
         ("build-tree", *sea.flags, "--policy", "extractive", "--iterations", "4", "--out", run),
-        ("export", run, "--to", "node-link", "--out", out / "graphs-json"),
         ("import", given["trl"], "--out", out / "trl"),
         ("export", run, "--to", "search-r1", "--out", out / "search-r1"),
         ("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path", "--out", out / "hub"),

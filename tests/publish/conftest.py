@@ -26,8 +26,6 @@ def hub(hub_server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
     hub_server.clear()
     hub_server.blobs.clear()  # or the same bytes would not be sent again
-    monkeypatch.setattr("reasonrag.publish.hub._WAITS_S", (0.01,))
-    monkeypatch.setattr("reasonrag.publish.hub.PATIENCE_S", 2.0)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     return hub_server
 

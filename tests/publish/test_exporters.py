@@ -21,9 +21,8 @@ from reasonrag.publish.exporters import (
     description,
     export_json_lines,
     export_llamafactory,
-    export_search_r1,
+    export_questions,
     export_trl,
-    export_verl,
     sharegpt,
     verl_schema,
 )
@@ -152,7 +151,7 @@ def test_whose_chat_template_renders_has_to_be_known(growing, tmp_path):
 
 
 def test_verl_rows_have_the_documented_fields_and_types(finished, tmp_path):
-    counts = export_verl(finished, tmp_path / "out")
+    counts = export_questions(finished, tmp_path / "out")
     assert sum(counts.values()) == len(QUESTIONS) and counts["test"] > 0
     asked = {split: read_parquet(tmp_path / f"out/{split}.parquet", verl_schema()) for split in counts}
     indexes = [row["extra_info"]["index"] for rows in asked.values() for row in rows]
@@ -174,11 +173,8 @@ def test_a_known_data_set_has_the_name_that_its_scorer_knows(tmp_path):
     assert list(KNOWN) == ["hotpotqa", "2wikimultihopqa", "musique", "popqa", "bamboogle", "nq", "triviaqa"]
     sets = [Question(str(n), "Who?", ("A", "B"), dataset=name) for name in ("popqa", "mine") for n in range(2)]
     run(tmp_path / "run", questions=sets, overrides={"pairs.test_share": 0.0})
-    said = []
-    assert export_verl(tmp_path / "run", tmp_path / "verl", log=said.append) == {"train": 4}
-    assert export_search_r1(tmp_path / "run", tmp_path / "search", log=said.append) == {"train": 4}
-    assert "no scorer for mine: train with reward.custom_reward_function.path=contrib/verl_reward.py" in said[0]
-    assert "named nq" in said[1]
+    assert export_questions(tmp_path / "run", tmp_path / "verl") == {"train": 4}
+    assert export_questions(tmp_path / "run", tmp_path / "search", tool="search-r1") == {"train": 4}
     for place, names in (("verl", ["searchR1_popqa"] * 2 + ["mine"] * 2), ("search", ["popqa"] * 2 + ["nq"] * 2)):
         rows = read_parquet(tmp_path / place / "train.parquet", verl_schema())
         assert [row["data_source"] for row in rows] == names
@@ -191,14 +187,14 @@ def test_search_r1_is_asked_in_one_user_turn_with_the_sentences_that_the_user_gi
     prompts = tmp_path / "prompts/search_r1"
     prompts.mkdir(parents=True)
     (prompts / "instruction.txt").write_text("Answer. For example, <answer> Beijing </answer>.\n")
-    export_search_r1(finished, tmp_path / "out", prompts=str(prompts.parent), log=print)
+    export_questions(finished, tmp_path / "out", tool="search-r1", prompts=str(prompts.parent))
     row = read_parquet(tmp_path / "out/train.parquet", verl_schema())[0]
     asked = "Answer. For example, <answer> Beijing </answer>. Question: Who directed film "
     assert row["prompt"][0]["role"] == "user" and len(row["prompt"]) == 1
     assert re.fullmatch(re.escape(asked) + r"\d+\?\n", row["prompt"][0]["content"])
     (prompts / "instruction.txt").write_text("Answer in <answer>.")
     with pytest.raises(ConfigError, match="every response would score 0"):
-        export_search_r1(finished, tmp_path / "again", prompts=str(prompts.parent))
+        export_questions(finished, tmp_path / "again", tool="search-r1", prompts=str(prompts.parent))
 
 
 @pytest.mark.parametrize("name", EXPORTERS)
@@ -235,5 +231,5 @@ def test_a_run_without_pairs_that_messages_can_hold_is_refused(overrides, reason
 
 @pytest.mark.parametrize("name", EXPORTERS)
 def test_what_is_no_run_is_refused(name, tmp_path):
-    with pytest.raises(RunError, match=r"no readable run\.json"):
+    with pytest.raises(RunError, match=r"no readable run\.json|run build-tree again"):
         EXPORTERS[name](Path(tmp_path), tmp_path / "out")

@@ -25,9 +25,9 @@ DATA = "pairs/train-00000-of-00001.parquet"
 METADATA = f"---\nconfigs:\n- config_name: pairs\n  data_files:\n  - split: train\n    path: {DATA}\n---\n"
 ROUTES = ("create", "info", "preupload", "batch", "blob", "commit", "tag")
 FAULTS: dict[str, dict[str, object]] = {
-    "503": {"status": 503, "times": 2},
+    "503": {"status": 503},
     "504 after": {"status": 504, "after": True},
-    "429": {"status": 429, "times": 2},
+    "429": {"status": 429},
     "401": {"status": 401},
     "reset after": {"reset": True, "after": True},
 }
@@ -108,30 +108,22 @@ def test_what_was_published_is_read_back_at_its_tag(hub, api, go, upload, tmp_pa
 @pytest.mark.fault(
     "32",
     "the Hub answers 503, 504, 429 or 401, or closes the connection, in each of its calls",
-    "tried again or refused with advice; no tag without its commit, and run again: exactly one commit, tagged",
+    "refused with advice; no tag without its commit, and run again: exactly one commit, tagged",
 )
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_fault_in_any_call_is_survived_or_refused(hub, go, upload, route, fault, figure):
+def test_a_fault_in_any_call_is_refused_and_the_next_attempt_is_whole(hub, go, upload, route, fault, figure):
     figure(f"{len(FAULTS)} faults in each of {len(ROUTES)} calls, {len(FAULTS) * len(ROUTES)} cases")
     hub.fail(route, **FAULTS[fault])
-    if fault == "401":
-        with pytest.raises(HubError, match="hf auth login") as caught:
-            go(upload)
-        assert_one_line(caught.value, upload)
-        if (repo := hub.repos.get(("datasets", upload.repo_id))) is not None:
-            assert len(repo.written) == (route == "tag")
-            assert not repo.tags
-    published = go(upload)
-    assert not hub.pending()
-    assert_published(hub, upload, published)
-
-
-def test_a_hub_that_stays_down_is_given_up_on(hub, go, upload):
-    hub.fail("commit", status=503, times=10_000)
-    with pytest.raises(HubError, match=r"HTTP 503.*run the same command again later") as caught:
+    try:
         go(upload)
-    assert_one_line(caught.value, upload)
+    except HubError as error:
+        assert_one_line(error, upload)
+        assert ("hf auth login" if fault == "401" else "run the same command again") in str(error)
+        if (repo := hub.repos.get(("datasets", upload.repo_id))) is not None and repo.tags:
+            assert route == "tag" and len(repo.written) == 1
+    else:
+        assert fault != "401"  # huggingface_hub repeats what sends files
     hub.clear()
     assert_published(hub, upload, go(upload))
 
@@ -150,9 +142,7 @@ def test_nothing_is_sent_to_a_public_repository(hub, go, upload, figure):
 
 def test_an_existing_private_repository_stays_private(hub, go, upload):
     hub.create("datasets", upload.repo_id, private=True)
-    said: list[str] = []
-    assert go(replace(upload, public=True), said.append).private
-    assert any("private and stays so" in line for line in said)
+    assert go(replace(upload, public=True)).private
 
 
 def test_the_same_content_is_not_committed_again(hub, go, upload):
@@ -186,6 +176,8 @@ def test_a_commit_of_others_to_their_own_files_is_kept(hub, go, upload):
         repo_of(hub, upload).edit("notes.txt", b"theirs")
 
     hub.fail("commit", do=others)
+    with pytest.raises(HubError, match="HTTP 412"):
+        go(upload)
     published = go(upload)
     repo = repo_of(hub, upload)
     assert len(repo.written) == 1

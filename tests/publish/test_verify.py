@@ -50,9 +50,6 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "node 6: its em, 7.0, is not in [0, 1]": set_in(TREES, 6, em=7.0),
     "logprobs[] holds NaN or an infinity": set_in(TREES, 2, logprobs=[0.0, NAN]),
     "margin is not chosen_reward less rejected_reward in 1 row": set_in(PAIRS, 0, margin=0.9),
-    "margin below min_margin (0.5)": lambda run: edit_json(
-        run / "run.json", lambda held: held["pairs"].update(min_margin=0.5)
-    ),
     "chosen and rejected are equal in 1 row": set_in(
         PAIRS, 0, rejected=[{"role": "assistant", "content": ""}], chosen=[{"role": "assistant", "content": ""}]
     ),

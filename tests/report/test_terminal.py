@@ -5,7 +5,6 @@ import re
 
 from rich.console import Console
 
-from reasonrag.commands import inspect
 from reasonrag.report.terminal import drawing
 from reasonrag.report.trees import QuestionTree, tree_of
 from tests.report.toys import answer, rows_of
@@ -44,11 +43,3 @@ def test_a_tree_is_cut_below_a_depth_and_beside_the_best_path_with_the_number_of
     for cut, expected in (({"best": True}, [1, 2, 5, 6]), ({"depth": 2}, [1, 2, 3, 5])):
         assert sorted(int(node) for node in re.findall(r"node (\d+)", shown(tree, **cut))) == expected
     assert shown(tree, best=True).count("+2 nodes") == 1  # below node 1
-
-
-def test_graphs_are_written_in_either_form(run, tmp_path, capsys):
-    for form in ("graphml", "node-link"):
-        inspect.export.callback(run, form, tmp_path / form)
-    assert capsys.readouterr().out.splitlines() == [
-        line for form in ("graphml", "node-link") for line in ("rows: graphs 16", f"data: {tmp_path / form}")
-    ]
