@@ -30,9 +30,9 @@ from reasonrag.publish.hub import CARD, Upload, check_target, files_of
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
 from reasonrag.publish.verify import mapping, verify
 from reasonrag.storage.files import lock, naming, place, require_json, write_json, write_text
+from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, read_batches, shard_paths
 from reasonrag.storage.questions import splits_of_names
-from reasonrag.storage.folder import read_run
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 from reasonrag.training.folder import MERGED, SUMMARY, check_trained, finished, without_places, written_files
 
