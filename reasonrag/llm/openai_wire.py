@@ -29,16 +29,8 @@ _UNSUPPORTED = re.compile(
     r"|not allowed|not implemented|not enabled",
     re.IGNORECASE,
 )
-_FINISH = {
-    "stop": FinishReason.STOP,
-    "eos": FinishReason.STOP,
-    "eos_token": FinishReason.STOP,
-    "stop_sequence": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "max_tokens": FinishReason.LENGTH,
-    "tool_calls": FinishReason.STOP,
-}
-
+_FINISH = {"length": FinishReason.LENGTH, "max_tokens": FinishReason.LENGTH}
+_FINISH |= dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "tool_calls"), FinishReason.STOP)
 
 # From prompt to the input of the completions endpoint: a text, or token ids, which vLLM takes as they are.
 Encode = Callable[[Prompt], str | Sequence[int]]
@@ -48,6 +40,7 @@ Encoded = str | list[int] | None
 MOST_TOKENS = 1 << 24
 """No vocabulary and no prompt has more tokens; a larger id or count of a server is discarded."""
 
+_MESSAGES = ("error", "message", "detail")  # where servers put an error's message
 _ROUNDING = 1e-3  # by which the logarithm of a probability may exceed 0, in half precision
 
 
@@ -98,10 +91,9 @@ class Wire:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,
-            "n": sampling.n,
         }
-        if sampling.n == 1:
-            del body["n"]
+        if sampling.n > 1:
+            body["n"] = sampling.n
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         if prompt.stop:
@@ -157,57 +149,48 @@ class Wire:
         Raises:
             BadReply: the reply is not JSON, has no choices, or reports other prompt ids than the request had.
         """
-        try:
+        reply: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
             reply = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise BadReply(f"the reply is not JSON: {readable(raw)!r}") from error
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or not choices:
-            raise BadReply(f"the reply has no choices: {readable(raw)!r}")
-        shared_ids = self._ids(reply.get("prompt_token_ids"))
-        exact = self._exact_logprobs(sampling)
+            raise BadReply(f"the reply is not JSON with choices: {readable(raw)!r}")
         completions = []
         for choice in choices[: sampling.n]:
-            completion = self._completion(choice, prompt, shared_ids, exact)
+            if not isinstance(choice, dict):
+                raise BadReply("a choice of the reply is not an object")
+            completion = self._completion(choice, prompt, sampling)
+            prompt_ids = completion.prompt_token_ids or self._ids(reply.get("prompt_token_ids"))
             if isinstance(sent, list):
-                read = completion.prompt_token_ids
-                if read is not None and list(read) != sent:  # the server has answered a different prompt
+                if prompt_ids is not None and list(prompt_ids) != sent:  # the server has answered a different prompt
                     raise BadReply(
-                        f"the server read {len(read)} token ids that differ from the {len(sent)} of the request"
+                        f"the server read {len(prompt_ids)} token ids that differ from the {len(sent)} of the request"
                     )
-                if read is None:
-                    completion = replace(completion, prompt_token_ids=tuple(sent))
-            completions.append(completion)
+                prompt_ids = tuple(sent)
+            completions.append(replace(completion, prompt_token_ids=prompt_ids))
         return _with_usage(completions, reply.get("usage"))
 
-    def _exact_logprobs(self, sampling: Sampling) -> bool:
-        """Return whether the server's logprobs are those of `Completion`: full vocabulary, at the temperature."""
-        if not self.logprobs:
-            return False
-        # Processed logprobs are normalised over the nucleus; others are from before the temperature is applied.
-        return sampling.top_p >= 1.0 if self.processed_logprobs else sampling.temperature in (0.0, 1.0)
-
-    def _completion(
-        self, choice: object, prompt: Prompt, prompt_ids: tuple[int, ...] | None, exact_logprobs: bool
-    ) -> Completion:
-        if not isinstance(choice, dict):
-            raise BadReply("a choice of the reply is not an object")
+    def _completion(self, choice: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> Completion:
         written = self._text(choice)
         finish_reason = _FINISH.get(str(choice.get("finish_reason")), FinishReason.OTHER)
         text = cut_at_stop(written, prompt.stop)
-        overrun = text is not None and text != written  # the server ignored the stop strings, and its ids continue
+        if text is not None and text != written:  # the server ignored the stop strings, and its ids continue
+            return Completion(text, prompt_token_ids=self._ids(choice.get("prompt_token_ids")))
         if text is not None:
             finish_reason = FinishReason.STOP
+        elif finish_reason is FinishReason.STOP and "stop_reason" in choice:
+            # vLLM reports the stop string; None or a number is an end token.
+            written += choice["stop_reason"] if choice["stop_reason"] in prompt.stop else ""
         elif finish_reason is FinishReason.STOP:
-            text = self._restored(written, choice, prompt)
-        else:
-            text = written
-        token_ids = None if overrun else self._ids(choice.get("token_ids"))
-        logprobs = _logprobs(choice.get("logprobs")) if exact_logprobs and not overrun else None
+            written = restore_stop(written, prompt.stop, prompt.prefix)
+        token_ids, logprobs = self._ids(choice.get("token_ids")), None
+        # Logprobs have to be those of the full vocabulary at the temperature. Processed ones are normalised over the
+        # nucleus; others are from before the temperature is applied.
+        if sampling.top_p >= 1.0 if self.processed_logprobs else sampling.temperature in (0.0, 1.0):
+            logprobs = _logprobs(choice.get("logprobs")) if self.logprobs else None
         if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
             logprobs = None
-        own_prompt_ids = self._ids(choice.get("prompt_token_ids"))
-        return Completion(text, finish_reason, token_ids, logprobs, own_prompt_ids or prompt_ids)
+        return Completion(written, finish_reason, token_ids, logprobs, self._ids(choice.get("prompt_token_ids")))
 
     def _ids(self, value: object) -> tuple[int, ...] | None:
         if not isinstance(value, list) or not set(map(type, value)) <= {int}:
@@ -230,12 +213,6 @@ class Wire:
         if not isinstance(text, str):
             raise BadReply(f"a choice of the reply has {type(text).__name__} where its text should be")
         return valid_unicode(text)
-
-    @staticmethod
-    def _restored(text: str, choice: Mapping[str, Any], prompt: Prompt) -> str:
-        if "stop_reason" in choice:  # vLLM reports the stop string; None or a number is an end token
-            return text + choice["stop_reason"] if choice["stop_reason"] in prompt.stop else text
-        return restore_stop(text, prompt.stop, prompt.prefix)
 
 
 def messages_of(request: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -297,36 +274,36 @@ def _logprobs(value: object) -> tuple[float, ...] | None:
     """Return the logprobs in `content[].logprob` (chat) or `token_logprobs` (completions), or None."""
     if not isinstance(value, dict):
         return None
-    content = value.get("content")
-    if isinstance(content, list):
-        numbers = [item.get("logprob") if isinstance(item, dict) else None for item in content]
-    else:
-        numbers = value.get("token_logprobs")  # type: ignore[assignment]
+    numbers, tokens = value.get("token_logprobs"), value.get("content")
+    if isinstance(tokens, list):
+        numbers = [token.get("logprob") if isinstance(token, dict) else None for token in tokens]
     if not isinstance(numbers, list):
         return None
-    logprobs = [x for x in map(as_finite, numbers) if x is not None and x <= _ROUNDING]
+    logprobs = [number for number in map(as_finite, numbers) if number is not None and number <= _ROUNDING]
     return tuple(logprobs) if len(logprobs) == len(numbers) else None
 
 
 def _with_usage(completions: list[Completion], usage: object) -> list[Completion]:
     totals = usage if isinstance(usage, dict) else {}
-    prompt_tokens = _count(totals.get("prompt_tokens"))
     details = totals.get("prompt_tokens_details")
+    prompt_tokens, written_tokens = _count(totals.get("prompt_tokens")), _count(totals.get("completion_tokens"))
     cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    written_tokens = _count(totals.get("completion_tokens"))
     have_ids = all(completion.token_ids is not None for completion in completions)
     counted = []
-    for index, c in enumerate(completions):
-        own_tokens = None
-        if have_ids and c.token_ids is not None:
-            own_tokens = len(c.token_ids)
-        elif written_tokens is not None:
+    for index, completion in enumerate(completions):
+        own_tokens = len(completion.token_ids or ()) if have_ids else written_tokens
+        if not have_ids and written_tokens is not None:
             share, rest = divmod(written_tokens, len(completions))
             own_tokens = share + (index < rest)
-        if index:  # they are counted on the first completion
-            prompt_tokens, cached_tokens = prompt_tokens and 0, cached_tokens and 0
-        counts = (prompt_tokens, own_tokens, cached_tokens)
-        counted.append(Completion(c.text, c.finish_reason, c.token_ids, c.logprobs, c.prompt_token_ids, *counts))
+        counted.append(
+            replace(
+                completion,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=own_tokens,
+                cached_tokens=cached_tokens,
+            )
+        )
+        prompt_tokens, cached_tokens = prompt_tokens and 0, cached_tokens and 0  # counted on the first completion
     return counted
 
 
@@ -342,23 +319,16 @@ def rejected_parameter(raw: bytes, body: Mapping[str, Any]) -> str | None:
 
 
 def readable(raw: bytes, secret: str | None = None, *, limit: int = 200) -> str:
-    """Return the message in an error body as an `excerpt`, without `secret`."""
+    """Return the message in an error body (OpenAI's `error.message`, FastAPI's `detail`) as an `excerpt`.
+
+    `secret` is masked.
+    """
     text = raw[:MOST_QUOTED].decode("utf-8", "replace")
     with contextlib.suppress(ValueError, RecursionError):
-        text = _message(json.loads(text)) or text
+        message = json.loads(text)
+        while isinstance(message, dict) and any(map(message.get, _MESSAGES)):
+            message = next(filter(None, map(message.get, _MESSAGES)))
+        text = message if isinstance(message, str) else json.dumps(message)
     if secret:
         text = text.replace(secret, "***")
     return excerpt(text, limit)
-
-
-def _message(reply: object) -> str | None:
-    """Return OpenAI's `error.message`, FastAPI's `detail`, or None."""
-    if not isinstance(reply, dict):
-        return None
-    for key in ("error", "message", "detail"):
-        value = reply.get(key)
-        if isinstance(value, dict):
-            return _message(value) or json.dumps(value)
-        if value:
-            return value if isinstance(value, str) else json.dumps(value)
-    return None

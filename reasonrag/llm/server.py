@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any
 
 import aiohttp
 import structlog
@@ -55,10 +54,6 @@ _MAX_RETRIES = 8  # of a request that a server fails: 500, or a reply that canno
 _MOST_OF_LISTS = 16 << 20  # bytes of a list of models
 _NO_ROUTE = frozenset({404, 405, 501})
 NAME_IT = "add --policy-model (or --judge-model); in eval, --policy NAME=URL#MODEL"
-_MISSING = {
-    "token_ids": "no token ids, as vLLM has (policy.vllm)",
-    "logprobs": "no log-probabilities of the temperature that it was sampled at (temperature 1 has them)",
-}
 
 
 class ServerLLM:
@@ -80,22 +75,15 @@ class ServerLLM:
         base_url: str | Sequence[str],
         model: str,
         *,
-        api: Literal["chat", "completions"] = "chat",
         api_key: str | None = None,
         key_env: str = "api_key",
         timeout_s: float = 300.0,
         max_retries: int = 5,
         patience_s: float = 600.0,
         concurrency: int | None = None,
-        name: str | None = None,
-        encode: Encode | None = None,
-        vocabulary: int = MOST_TOKENS,
-        vllm: bool = False,
-        logprobs: bool = False,
-        processed_logprobs: bool = False,
         seeded: bool = True,
-        think: bool | None = None,
         backoff_s: float = 0.125,
+        **wire: Any,
     ) -> None:
         """Describe the server; nothing is sent before the first call.
 
@@ -103,7 +91,6 @@ class ServerLLM:
             base_url: address up to and including the version, such as `http://127.0.0.1:8000/v1`; or several of the
                 same model.
             model: the model's name at the server; "" if it is for `check` to find out.
-            api: `chat`, where the server applies the chat template, or `completions`.
             api_key: sent as a bearer token to `base_url` only; redirects are not followed.
             key_env: the environment variable that has the key, for messages.
             timeout_s: seconds for one request with all its retries, from the moment it has a slot at a server that is
@@ -113,41 +100,21 @@ class ServerLLM:
             patience_s: seconds to wait while no server is there. An outage uses them up once (`Addresses`).
             concurrency: requests in flight at a server; None finds out (`Slots`). A request that waits for a retry
                 keeps its slot if there were too many (429, 503).
-            name: name in run identities; None takes the model's name.
-            encode: for `completions`, a function from prompt to text (`ChatTemplate.text`), or, for vLLM, to token ids
-                (`ChatTemplate.token_ids`), so that an open turn keeps the ids that were sampled instead of being
-                encoded again. The tokenizer has to be the server's.
-            vocabulary: tokens of the model; ids from this number on are set aside.
-            vllm: whether the server is vLLM. Its extra fields report token ids and stop strings, and replace the
-                sampling defaults of the model's generation config. With `chat`, vLLM also continues an open turn
-                (`Prompt.prefix`), which other servers may refuse.
-            logprobs: whether to ask for logprobs. They are kept at temperature 1 and 0 only, as servers compute them
-                before the temperature is applied.
-            processed_logprobs: whether the server was started with `--logprobs-mode processed_logprobs` (vLLM). Its
-                logprobs are kept at any temperature, but at `top_p` 1 only, as they are normalised over the nucleus.
             seeded: whether to send seeds.
-            think: `enable_thinking` of the chat template, with `chat`; None leaves it to the template.
             backoff_s: wait before the first retry; it doubles with every further retry, with jitter.
+            wire: other fields of `Wire`, such as `vllm` and `encode`.
 
         Raises:
-            ConfigError: the address or the key cannot be used, or `encode` does not match `api`.
+            ConfigError: the address or the key cannot be used.
         """
         urls = [base_url] if isinstance(base_url, str) else base_url
         for url in urls:
             check_url(url, example="http://127.0.0.1:8000/v1")
-        if (api == "completions") != (encode is not None):
-            raise ConfigError(
-                "the completions endpoint takes text or token ids: give `encode` if and only if api is 'completions'"
-            )
-        if not urls or timeout_s <= 0 or max_retries < 0:
-            raise ConfigError("there has to be an address, timeout_s has to be positive, max_retries not negative")
-        self.name = name or (public_name(model) if model else "")
+        self.name = public_name(model) if model else ""
         self.dropped: set[str] = set() if seeded else {"seed"}
-        self._missed: set[str] = set()  # fields that replies should have had, and had not
-        self._wire = Wire(model, encode, vllm, logprobs, processed_logprobs, think, vocabulary)
+        self._wire = Wire(model, **wire)
         self._key, self._key_env = api_key or None, key_env
         self._headers = bearer_header(api_key, "the API key")
-        self._timeout_s = timeout_s
         self._at = partial(
             Addresses,
             name=self.name,
@@ -156,12 +123,11 @@ class ServerLLM:
             max_retries=max_retries,
             first_wait_s=backoff_s,
         )
-        urls = [url.rstrip("/") for url in urls]
-        self._addresses = self._at(urls, concurrency=concurrency, patience_s=patience_s)
+        self._addresses = self._at([url.rstrip("/") for url in urls], concurrency, patience_s=patience_s)
         self.slots = self._addresses.slots
         # A long prompt takes a millisecond to encode, mostly without the interpreter's lock; a tokenizer that is asked
         # from two threads at a time may fail.
-        self._encoder = Worker(f"the tokenizer of {self.name}") if encode else None
+        self._encoder = Worker(f"the tokenizer of {self.name}") if self._wire.encode else None
         self._open: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
@@ -175,19 +141,14 @@ class ServerLLM:
         """
         encoded = await self._encoded(prompt)
         completions: list[Completion] = []
-        if sampling.n > 1 and "n" not in self.dropped:
+        if sampling.n == 1 or "n" not in self.dropped:
             completions = await self._request(prompt, encoded, sampling)
-            if len(completions) < sampling.n:
-                self._drop("n")
-        missing = range(len(completions), sampling.n)
-        if len(missing) == 1:
-            return (*completions, *await self._request(prompt, encoded, sampling.single(missing[0])))
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._request(prompt, encoded, sampling.single(i))) for i in missing]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
-        return (*completions, *(task.result()[0] for task in tasks))
+            if len(completions) == sampling.n:
+                return tuple(completions)
+            self._drop("n")
+        missing = [sampling.single(index) for index in range(len(completions), sampling.n)]
+        replies = await asyncio.gather(*(self._request(prompt, encoded, single) for single in missing))
+        return (*completions, *(reply[0] for reply in replies))
 
     async def check(self) -> ServedModel | None:
         """Return how the first server that answers lists the model; None if it does not list it.
@@ -199,77 +160,76 @@ class ServerLLM:
             ConfigError: the server lists other models and does not serve this one, or `base_url` is wrong.
             LLMError: the server cannot be reached, or refuses the key.
         """
-        checks = await asyncio.gather(*(self._check(one.url) for one in self._addresses.all), return_exceptions=True)
-        problems = [problem for problem in checks if isinstance(problem, BaseException)]
-        silent = [problem for problem in problems if isinstance(problem, LLMError) and problem.cause == "unreachable"]
-        for problem in problems:
-            if problem not in silent or len(silent) == len(checks):
+        urls = [server.url for server in self._addresses.all]
+        checks = await asyncio.gather(*map(self._check, urls), return_exceptions=True)
+        silent = []
+        for problem in checks:
+            if isinstance(problem, LLMError) and problem.cause == "unreachable":
+                silent.append(problem)
+            elif isinstance(problem, BaseException):
                 raise problem
+        if len(silent) == len(checks):
+            raise silent[0]
         for problem in silent:
             log.warning(f"the others take the requests of one: {problem}")
         return next((served for served in checks if isinstance(served, ServedModel)), None)
 
     async def _check(self, url: str) -> ServedModel | None:
-        problem = await self._served(url)
-        if problem is None or isinstance(problem, ServedModel):
-            return problem
-        if not self._wire.model:
-            raise problem
-        prompt = Prompt((Message("user", "Hello"),))
-        hello = partial(self._send, prompt, await self._encoded(prompt), Sampling(temperature=0, max_tokens=1))
-        try:  # a server that fails to list its models may close the connection, too
-            await self._at([url], concurrency=1, patience_s=0.0).ask(hello)
-        except LLMError:
-            raise problem from None
-        return None
-
-    async def prompt_tokens(self, prompt: Prompt) -> int:
-        """Return how many tokens vLLM makes of a prompt without an open turn; 0 if the server does not report it."""
-        body = self._wire.body(prompt, None, Sampling())
-        root = self._addresses.all[0].url.removesuffix("/v1")
-        status, raw = await self._ask("POST", f"{root}/tokenize", json.dumps(body).encode())
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            return int(json.loads(raw)["count"]) if status == 200 else 0
-        return 0
-
-    async def _ask(self, method: str, url: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """Send a request that needs no model; return status and body."""
-        limits = min(self._timeout_s, _CHECK_TIMEOUT_S), _MOST_OF_LISTS, "unreachable"
         try:
-            reply, raw = await exchange(self._session(), method, url, *limits, data=body)
+            return await self._served(url)
+        except ConfigError:
+            if not self._wire.model:
+                raise
+            prompt = Prompt((Message("user", "Hello"),))
+            hello = partial(self._send, prompt, await self._encoded(prompt), Sampling(temperature=0, max_tokens=1))
+            try:  # a server that fails to list its models may close the connection, too
+                await self._at([url], concurrency=1, patience_s=0.0).ask(hello)
+                return None
+            except LLMError:
+                pass
+            raise
+
+    async def _list(self, url: str) -> tuple[int, bytes]:
+        """Ask for the list of models; return status and body."""
+        try:
+            reply, raw = await exchange(
+                self._session(), "GET", f"{url}/models", _CHECK_TIMEOUT_S, _MOST_OF_LISTS, "unreachable"
+            )
         except Unavailable as error:
-            what = f"no server answers at {url.rpartition('/')[0]} ({error}); is it running, and is this its address?"
+            what = f"no server answers at {url} ({error}); is it running, and is this its address?"
             raise LLMError(what, cause="unreachable") from error
         return reply.status, raw
 
-    async def _served(self, url: str) -> ServedModel | ConfigError | LLMError | None:
-        """Return the entry of the model in the server's list, or the problem with its list; None if it has no list."""
-        status, raw = await self._ask("GET", f"{url}/models")
+    async def _served(self, url: str) -> ServedModel | None:
+        """Return the entry of the model in the server's list; None if it has no list."""
+        status, raw = await self._list(url)
         if status in _NO_ROUTE:
             usual = re.sub(r"(/v1)?(/chat)?(/completions)?$", "", url) + "/v1"
-            if usual != url and (await self._ask("GET", f"{usual}/models"))[0] == 200:
+            if usual != url and (await self._list(usual))[0] == 200:
                 raise ConfigError(f"{url} is not the address of its API, which is at {usual}; give that one")
             if self._wire.model:
                 return None
-            return ConfigError(f"{url} does not list what it serves: {NAME_IT}")
+            raise ConfigError(f"{url} does not list what it serves: {NAME_IT}")
         if status != 200:
-            cause = "unreachable" if status in AWAY else "refused"
-            refused = LLMError(f"{url}/models: HTTP {status}: {self._shown(raw, status)}", cause=cause)
+            message = f"{url}/models: HTTP {status}: {self._shown(raw, status)}"
+            if status in AWAY:
+                raise LLMError(message, cause="unreachable")
             if status in (401, 403):
-                raise refused
-            return refused
+                raise LLMError(message, cause="refused")
+            raise ConfigError(message)
         try:
             models = listed_models(raw)
         except BadReply:
-            return ConfigError(f"{url}/models is not a list of models; an address ends in the version, usually /v1")
+            what = f"{url}/models is not a list of models; an address ends in the version, usually /v1"
+            raise ConfigError(what) from None
         if not self._wire.model and len(models) == 1:
             self._wire = replace(self._wire, model=next(iter(models)))
         if self._wire.model in models:
             return models[self._wire.model]
-        listing = ", ".join(readable(name.encode(), self._key, limit=80) for name in list(models)[:10]) or "none"
+        names = ", ".join(readable(name.encode(), self._key, limit=80) for name in list(models)[:10]) or "none"
         if not self._wire.model:
-            return ConfigError(f"{url} serves {len(models)} models ({listing}): {NAME_IT}")
-        return ConfigError(f"{url} does not serve {self._wire.model!r}; it lists: {listing}")
+            raise ConfigError(f"{url} serves {len(models)} models ({names}): {NAME_IT}")
+        raise ConfigError(f"{url} does not serve {self._wire.model!r}; it lists: {names}")
 
     def share_slots(self, other: object) -> None:
         """Count requests together with those of another model, at servers that both are on."""
@@ -317,7 +277,6 @@ class ServerLLM:
             except BadReply as error:
                 raise Unavailable(self._shown(str(error).encode()), cause="bad_reply") from error
             request.tokens = sum(completion.completion_tokens or 1 for completion in completions)
-            self._note_missing(completions)
             return completions
         message = f"HTTP {status}: {self._shown(raw, status)}"
         # 409: hosted servers that are loading the model; the quota is OpenAI's `type` of each limit of money.
@@ -335,14 +294,6 @@ class ServerLLM:
             message = f"HTTP {status}: redirects are not followed; give the final address"
         raise LLMError(f"{self.name}: {message}", cause="refused")
 
-    def _note_missing(self, completions: Sequence[Completion]) -> None:
-        """Say once what replies lack that they were asked for."""
-        asked = {"token_ids": self._wire.vllm, "logprobs": self._wire.logprobs and "logprobs" not in self.dropped}
-        for field, what in _MISSING.items():
-            if asked[field] and field not in self._missed and any(getattr(c, field) is None for c in completions):
-                self._missed.add(field)
-                log.warning(f"a reply has {what}; run.json counts the steps without", llm=self.name)
-
     def _drop(self, parameter: str) -> None:
         if parameter not in self.dropped:
             self.dropped.add(parameter)
@@ -358,7 +309,8 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
     Raises:
         ConfigError: the address, the key or the tokenizer cannot be used.
     """
-    encode, vocabulary = None, MOST_TOKENS
+    encode: Encode | None = None
+    vocabulary = MOST_TOKENS
     if config.api == "completions" and config.model:
         from reasonrag.llm.chat_template import ChatTemplate  # imports transformers when it loads
 
@@ -368,17 +320,16 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
     return ServerLLM(
         (config.spec or "").split(","),
         config.model or "",
-        api="completions" if encode else "chat",
-        encode=encode,
-        vocabulary=vocabulary,
-        vllm=config.vllm,
         api_key=os.environ.get(config.api_key_env),
         key_env=config.api_key_env,
         timeout_s=config.timeout_s,
         max_retries=_MAX_RETRIES,
         patience_s=config.patience_s,
         concurrency=config.concurrency,
-        logprobs=config.logprobs,
         seeded=config.seeded,
+        encode=encode,
+        vocabulary=vocabulary,
+        vllm=config.vllm,
+        logprobs=config.logprobs,
         think=config.think,
     )

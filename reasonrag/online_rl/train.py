@@ -157,7 +157,6 @@ def open_policy(run: TrainingRun[RLSettings], loop: RolloutLoop) -> tuple[Any, V
     server = ServerLLM(
         rollout.url,
         source.base,
-        api="completions",
         encode=chat.token_ids,
         vocabulary=len(chat.tokenizer),
         vllm=True,

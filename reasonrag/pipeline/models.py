@@ -17,8 +17,6 @@ from reasonrag.core.config import Config, ModelConfig, carried_settings
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.models import PAPER_POLICY, ModelAddress, choices
 from reasonrag.core.settings import COMMIT, Tree, merge, validate
-from reasonrag.core.types import Question
-from reasonrag.formats import open_format
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import check_chat_template
 from reasonrag.llm.machine import size_if_large
@@ -28,7 +26,7 @@ from reasonrag.rollout import callable_in_notebooks
 from reasonrag.storage.folder import RunFolder
 
 if TYPE_CHECKING:
-    from reasonrag.llm.server import ServerLLM
+    pass
 
 log = structlog.get_logger()
 
@@ -187,7 +185,7 @@ async def _asked(config: Config, roles: list[Role]) -> Config:
                 if role == "policy" and not model.card and carried_settings(ModelAddress("hf", served.root)):
                     learnt["card"] = served.root
                 config = _with(config, role, learnt)
-                await _check_context(llm, served, config, role)
+                _check_context(served, config, role)
                 if learnt.keys() - model.model_fields_set:
                     is_vllm = ", which is vLLM" if served.is_vllm else ""
                     asked = f"; it is asked as {learnt['card']}/reasonrag.yaml says" if "card" in learnt else ""
@@ -203,16 +201,11 @@ def _with(config: Config, role: Role, learnt: Tree) -> Config:
     return validate(Config, tree)
 
 
-async def _check_context(llm: ServerLLM, served: ServedModel, config: Config, role: Role) -> None:
-    """Raise if not even the first prompt leaves room for a step."""
-    if served.context is None:
-        return
-    written, read = config.model_of(role).max_tokens, 0
-    if role == "policy":
-        read = await llm.prompt_tokens(open_format(config, warn=False).prompt(Question("", "", ()), ()))
-    if read + written > served.context:
+def _check_context(served: ServedModel, config: Config, role: Role) -> None:
+    """Raise if a step alone fills the context."""
+    most = config.model_of(role).max_tokens
+    if served.context is not None and most >= served.context:
         raise ConfigError(
-            f"{served.name} has a context of {served.context} tokens, too few for {role}.max_tokens {written}"
-            f"{f' and a prompt of {read} or more' if read else ''}: lower it, or start the server with a longer one "
-            "(vllm serve --max-model-len)"
+            f"{served.name} has a context of {served.context} tokens, too few for {role}.max_tokens {most}: lower it, "
+            "or start the server with a longer one (vllm serve --max-model-len)"
         )

@@ -28,7 +28,6 @@ class FakeOpenAI(Stub):
         faults: Script | Iterable[Fault | None] = (),
         *,
         models: tuple[str | dict[str, Any], ...] | None = ("fake",),
-        prompt_tokens: int | None = None,
         serves_unlisted: bool = False,
         ignores_n: bool = False,
         ignores_stop: bool = False,
@@ -43,7 +42,6 @@ class FakeOpenAI(Stub):
             faults: one per request from the first on, and good answers follow; or a script of them.
             models: listed under `/v1/models`, by name or as a whole entry, others are refused; None is a server without
                 that route, which takes any.
-            prompt_tokens: what vLLM's `/tokenize` counts in every prompt; None is a server without that route.
             serves_unlisted: takes any model all the same.
             ignores_n: answers with one choice whatever was asked for.
             ignores_stop: writes on after the stop strings.
@@ -54,7 +52,6 @@ class FakeOpenAI(Stub):
         self._reply, self._models = reply, models
         self._any_model = models is None or serves_unlisted
         self._entries = [entry if isinstance(entry, dict) else {"id": entry} for entry in models or ()]
-        self._prompt_tokens = prompt_tokens
         self.looks = 0  # at the list of models
         self._ignores_n, self._ignores_stop, self._strict = ignores_n, ignores_stop, strict
         self._edit = edit
@@ -63,16 +60,11 @@ class FakeOpenAI(Stub):
     def add_routes(self, router: web.UrlDispatcher) -> None:
         if self._models is not None:
             router.add_get("/v1/models", self._list)
-        if self._prompt_tokens is not None:
-            router.add_post("/tokenize", self._tokenize)
         super().add_routes(router)
 
     async def _list(self, request: web.Request) -> web.Response:
         self.looks += 1
         return web.json_response({"object": "list", "data": self._entries})
-
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        return web.json_response({"count": self._prompt_tokens, "max_model_len": 4096})
 
     async def good(self, request: web.Request, body: Any) -> web.StreamResponse:
         for name in self._strict:

@@ -117,15 +117,12 @@ ENDED_BY = {
     "agents/environment.py: self._replies.get()": "the episode: its searches and rewards have limits; --idle-timeout",
     "llm/chat_template.py: os.waitpid(child, 0)": "limits of the child: CPU time, memory, an alarm",
     "llm/local.py: self._queue.get()": "a daemon thread without work",
-    "llm/server.py: task.result()": "it is done",
     "online_rl/trainer.py: begun.result()": "it is done",
     "online_rl/collector.py: self.start(...).result()": "the watch: `progressing` in each work",
     "online_rl/trainer.py: wait([self.ahead[1]])": "the watch: `progressing` in each work",
     "retrieval/batched.py: batch.full.wait()": "a deadline around it",
-    "rewards/judge.py: asyncio.wait({question.task})": "it is cancelled, and has a deadline",
     "rollout.py: thread.submit(...).result()": "limits of what it calls",
     "storage/files.py: fcntl.flock(handle, fcntl.LOCK_EX)": "the kernel, when the other process ends",
-    "storage/journal.py: self._queue.get()": "a daemon thread without work",
 }
 _WAITS = {"wait", "join", "result", "get", "acquire", "recv", "accept", "communicate"}
 _WAITS_FOR = {"os.waitpid", "fcntl.flock", "ray.get", "ray.wait", "asyncio.wait", "wait"}

@@ -154,7 +154,6 @@ def test_a_vllm_server_writes_with_the_weights_that_were_pushed(vllm_server: str
             llm = ServerLLM(
                 f"{vllm_server}/v1",
                 "tiny",
-                api="completions",
                 encode=chat.token_ids,
                 vllm=True,
                 logprobs=True,

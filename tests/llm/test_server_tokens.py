@@ -53,7 +53,7 @@ def vllm_says(turns: list[tuple[str, list[int]]]) -> Callable[[dict[str, Any], d
 
 def ask(server: FakeOpenAI, sampling: Sampling | None = None, **settings: Any) -> Completion:
     async def run() -> Completion:
-        llm = ServerLLM(server.base_url, "fake", api="completions", backoff_s=0.01, max_retries=1, **settings)
+        llm = ServerLLM(server.base_url, "fake", backoff_s=0.01, max_retries=1, **settings)
         async with aclosing(llm):
             return (await llm.complete(PROMPT, sampling or Sampling()))[0]
 
@@ -62,7 +62,7 @@ def ask(server: FakeOpenAI, sampling: Sampling | None = None, **settings: Any) -
 
 def rollout(server: FakeOpenAI, encode: Encode) -> Trajectory:
     async def run() -> Trajectory:
-        llm = ServerLLM(server.base_url, "fake", api="completions", vllm=True, logprobs=True, encode=encode)
+        llm = ServerLLM(server.base_url, "fake", vllm=True, logprobs=True, encode=encode)
         engine = Engine(llm, ToyRetriever((SPIELBERG,)), HiPRAGFormat(PromptSet.find("brief")), max_steps=4)
         async with aclosing(llm):
             return (await engine.run([Trajectory(QUESTION)], seeds=[1]))[0]

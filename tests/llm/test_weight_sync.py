@@ -109,7 +109,7 @@ def weights(push: int) -> list[tuple[str, Any]]:
 
 def ask(server: FakeVLLM, **settings: Any) -> str:
     async def run() -> str:
-        llm = ServerLLM(f"{server.url}/v1", "m", api="completions", encode=lambda prompt: (1, 2), **settings)
+        llm = ServerLLM(f"{server.url}/v1", "m", encode=lambda prompt: (1, 2), **settings)
         async with aclosing(llm):
             return (await llm.complete(Prompt((Message("user", "?"),)), Sampling()))[0].text
 
