@@ -32,7 +32,7 @@ COMMANDS = {
     "dpo": ("train.dpo", "Train a policy on preference pairs (DPO, with TRL)."),
     "sft": ("train.sft", "Fine-tune a policy on the chosen steps of pairs (SFT, with TRL)."),
     "prm": ("train.prm", "Train a process reward model on the steps of trees."),
-    "rl": ("rl.rl", "Train a policy online on rollouts (GRPO, with TRL)."),
+    "rl": ("train.rl", "Train a policy online on rollouts (GRPO, with TRL)."),
     "eval": ("evaluate.evaluate", "Evaluate policies on held-out questions, with 95 % intervals."),
     "report": ("inspect.report", "Write HTML pages about a run, a training run or an evaluation."),
     "show": ("inspect.show", "Print the numbers of a run, or the tree of one question."),
@@ -41,7 +41,7 @@ COMMANDS = {
     "import": ("inspect.import_", "Import preference pairs from another tool."),
     "publish": ("publish.publish", "Publish a data set or a policy on the Hugging Face Hub."),
     "index": ("index.index", "Build, serve and check search indexes."),
-    "env": ("agents.env", "Serve the rollout engine as an environment that other trainers train on."),
+    "env": ("train.env", "Serve the rollout engine as an environment that other trainers train on."),
 }
 # What replaces a command of reasonrag 0.1.
 FORMER_COMMANDS = {

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reasonrag.commands.options import (
-    RULES,
     SHARD,
     F,
     Several,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
 _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
 
+_NAMES = Several(lambda name: name.strip().lower(), "name")
 _BY_NAME = {"format.name": "--format", "policy.chat_template": "--chat-template", "policy.card": "--card"}
 
 # In the reasonrag format a search takes two actions: itself, and its evidence.
@@ -78,22 +78,24 @@ def _by_name(key: str) -> Callable[[F], F]:
     settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind"),
     settings("Config", "format.prompts", "policy.max_tokens"),
     click.option(
-        "--judged",
-        type=Several(lambda name: name.strip().lower(), "name"),
-        metavar="NAMES",
-        help="Metrics for the judge: some of lasj,osr,usr (default: all).",
+        "--judged", type=_NAMES, metavar="NAMES", help="Metrics for the judge: some of lasj,osr,usr (default: all)."
     ),
     _swept("--max-turns", "max_turns", int, "format.max_steps", "3,5,7"),
     _swept("--max-searches", "max_searches", int, "format.max_searches", _FIGURE_6),
     settings("Config", "choice.prm", "choice.candidates", "choice.best_of"),
     click.option(
         "--choose",
-        type=Several(lambda name: name.strip().lower(), "name"),
+        type=_NAMES,
         metavar="RULES",
         help=flag_help("Config", "choice.rule") + " Several, first,majority,prm, choose among the same attempts, and "
         "are compared with the first rule.",
     ),
-    RULES,
+    click.option(
+        "--rules",
+        type=click.Choice(["house", "flashrag"]),
+        default="house",
+        help="How answers are normalised and compared; flashrag: as FlashRAG does (default: house).",
+    ),
     settings("Config", "run", "policy.input_price", "policy.output_price"),
     SHARD,
 )
@@ -136,15 +138,17 @@ def evaluate(
     from reasonrag.evaluation.run import Evaluation
 
     by_name = {key: given.pop(key.replace(".", "__")) for key in _BY_NAME}
-    asked = sources(given)
+    choices = sources(given)
     if choose:
-        asked["overrides"]["choice.rule"] = choose[0]
-    configs = policy_configs(policies, asked, by_name)
+        choices["overrides"]["choice.rule"] = choose[0]
+    configs = policy_configs(policies, choices, by_name)
+    if temperatures is None and "policy.temperature" in choices["overrides"]:  # by --set
+        temperatures = (next(iter(configs.values())).policy.temperature,)
     evaluation_of = partial(
         Evaluation,
         configs,
         out,
-        temperatures=chosen_temperatures(temperatures, configs, asked),
+        temperatures=temperatures or (0.0,),
         max_steps=max_turns,
         max_searches=max_searches,
         top_ks=top_ks,
@@ -163,7 +167,6 @@ def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
     from reasonrag.evaluation.report import summary_table
 
     stop = Stop(error_console())
-
     try:
         if shard != WHOLE:
             part = evaluation_of(shard=shard)
@@ -179,27 +182,21 @@ def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
     print(f"report: {evaluation.out / 'report.md'}")
     for difference in results["asked_differently"]:
         stop.console.print(printable(difference))
-    for missing in results["incomplete"]:
-        stop.console.print(
-            f"{missing['missing']} questions are missing of {missing['policy']} at {missing['setting']}"
-            f"{what_to_do(missing['causes'])}"
-        )
-    for failed in results["unjudged"]:
-        stop.console.print(
-            f"{failed['failed']} of {failed['asked']} verdicts failed for {failed['metric']} of {failed['policy']} at "
-            f"{failed['setting']}; the same command tries again those that the judge did not answer"
-        )
+    for row in results["incomplete"]:
+        where = f"{row['policy']} at {row['setting']}"
+        stop.console.print(f"{row['missing']} questions are missing of {where}{what_to_do(row['causes'])}")
+    for row in results["unjudged"]:
+        where = f"{row['metric']} of {row['policy']} at {row['setting']}"
+        stop.console.print(f"{row['failed']} of {row['asked']} verdicts failed for {where}{what_to_do({})}")
     return int(bool(results["incomplete"] or results["unjudged"]))
 
 
 def policy_configs(
-    policies: tuple[str, ...],
-    asked: Mapping[str, Any],
-    by_name: Mapping[str, Sequence[str]] | None = None,
+    policies: tuple[str, ...], choices: Mapping[str, Any], by_name: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Config]:
     """Return the configuration of each policy of an evaluation, by its name. The default split is a held-out one.
 
-    `policies` are the values of `--policy`, `by_name` those of the flags in `_BY_NAME`, by setting; `asked` is what
+    `policies` are the values of `--policy`, `by_name` those of the flags in `_BY_NAME`, by setting; `choices` is what
     `sources` returns.
 
     Raises:
@@ -208,75 +205,55 @@ def policy_configs(
     from reasonrag.core.config import load_config
     from reasonrag.evaluation.sweep import folder_name
 
-    configs: dict[str, Config] = {}
-    named: dict[str, dict[str, str]] = {key: {} for key in _BY_NAME}  # by setting, then by policy
-    for key, texts in (by_name or {}).items():
-        for text in texts:
-            name, _, value = text.rpartition("=")
-            named[key][name] = value
-    common = {key: values.pop("", None) for key, values in named.items()}
-    is_split_asked = _is_split_asked(asked)
+    common = choices["overrides"] | _held_out(choices)
+    of_policy: dict[str, dict[str, Any]] = {}
     for text in policies:
         match = _POLICY.fullmatch(text)
         if match is None:
             raise ConfigError(f"--policy {text!r} is not of the form SPEC, NAME=SPEC or NAME=SPEC#MODEL")
         name = match["name"] or folder_name(match["model"] or match["spec"])
-        if name in configs:
+        if name in of_policy:
             raise ConfigError(f"two policies are called {name!r}; name them: --policy base=SPEC --policy dpo=SPEC")
-        overrides = asked["overrides"] | {"policy.spec": match["spec"]}
+        of_policy[name] = {"policy.spec": match["spec"]}
         if match["model"]:
-            overrides["policy.model"] = match["model"]
-        for key, values in named.items():
-            if chosen := values.pop(name, common[key]):
-                overrides[key] = chosen
-        config = load_config(**{**asked, "overrides": overrides})
-        if not is_split_asked:
-            overrides |= {"questions.dataset": held_out_sets(config.questions.dataset), "questions.split": None}
-            config = load_config(**{**asked, "overrides": overrides})
-        configs[name] = config
-    for key, values in named.items():
-        if values:
-            raise ConfigError(
-                f"{_BY_NAME[key]} is given for {', '.join(values)}, but the policies are {', '.join(configs)}"
-            )
-    return configs
+            of_policy[name]["policy.model"] = match["model"]
+    for key, texts in (by_name or {}).items():
+        for text in texts:
+            name, _, value = text.rpartition("=")
+            if name and name not in of_policy:
+                raise ConfigError(f"{_BY_NAME[key]} is given for {name}, but the policies are {', '.join(of_policy)}")
+            (of_policy[name] if name else common)[key] = value
+    return {name: load_config(**{**choices, "overrides": common | own}) for name, own in of_policy.items()}
 
 
-def _is_split_asked(asked: Mapping[str, Any]) -> bool:
-    """Return whether a flag, `--set` or the file names a split. A file's `train` does not count: it is build-tree's."""
-    from reasonrag.core.settings import gather
+def _held_out(choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of held-out questions: each data set of `--dataset` with a split that no policy learned from.
 
-    questions = gather({}, file=asked["file"]).get("questions")
-    in_file = questions.get("split") if isinstance(questions, dict) else None
-    return asked["overrides"].get("questions.split") is not None or in_file not in (None, "train")
-
-
-def held_out_sets(dataset: str | None) -> str | None:
-    """Return the data sets of `--dataset` with the split of each that no policy was trained on; a file has none.
-
-    >>> held_out_sets("demo,hotpotqa,nq:dev,mine.jsonl")
-    'demo:test,hotpotqa:dev,nq:dev,mine.jsonl'
+    Nothing if a flag, `--set` or the file names a split. A file's `train` does not count: it is that of build-tree.
     """
+    from reasonrag.core.config import PRESETS
+    from reasonrag.core.settings import gather
     from reasonrag.storage.questions import KNOWN, named_sets
 
-    if dataset is None:
-        return None
+    questions = gather(PRESETS, **choices).get("questions")
+    in_file = gather({}, file=choices["file"]).get("questions")
+    dataset = questions.get("dataset") if isinstance(questions, dict) else None
+    split = in_file.get("split") if isinstance(in_file, dict) else None
+    is_split_named = choices["overrides"].get("questions.split") is not None or split not in (None, "train")
+    if is_split_named or not isinstance(dataset, str):
+        return {}
     held_out = {"demo": "test"} | {name: splits[-1] for name, splits in KNOWN.items()}
     sets = []
     for name, split in named_sets(dataset):
         split = split or held_out.get(name)
         sets.append(f"{name}:{split}" if split else name)
-    return ",".join(sets)
+    return {"questions.dataset": ",".join(sets), "questions.split": None}
 
 
 def judging(
     spec: str | None, model: str | None, judged: tuple[str, ...] | None, configs: Mapping[str, Config]
 ) -> Judging | None:
-    """Return the judge of an evaluation; None without `--judge`. Its sampling and prices are the settings `judge.*`.
-
-    Raises:
-        ConfigError: a flag configures a judge, but --judge is missing.
-    """
+    """Return the judge of an evaluation; None without `--judge`. Its sampling and prices are the settings `judge.*`."""
     from reasonrag.core.config import JudgeConfig
     from reasonrag.core.settings import validate
     from reasonrag.evaluation.judged import JUDGED, Judging
@@ -285,14 +262,7 @@ def judging(
         if model or judged:
             raise ConfigError("--judge-model and --judged are about a judge, and none is named; add --judge")
         return None
-    asked = {**next(iter(configs.values())).judge.model_dump(exclude_unset=True), "spec": spec}
-    return Judging(validate(JudgeConfig, asked | ({"model": model} if model else {})), judged or JUDGED)
-
-
-def chosen_temperatures(
-    temperatures: tuple[float, ...] | None, configs: Mapping[str, Config], asked: Mapping[str, Any]
-) -> tuple[float, ...]:
-    """Return the temperatures of an evaluation: of its flag, else of `--set policy.temperature`, else greedy."""
-    if temperatures is None and "policy.temperature" in asked["overrides"]:
-        return (next(iter(configs.values())).policy.temperature,)
-    return temperatures or (0.0,)
+    settings = next(iter(configs.values())).judge.model_dump(exclude_unset=True) | {"spec": spec}
+    if model:
+        settings["model"] = model
+    return Judging(validate(JudgeConfig, settings), judged or JUDGED)

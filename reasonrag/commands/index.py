@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,13 +31,11 @@ from reasonrag.core.text import printable
 from reasonrag.core.types import Shard
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from reasonrag.core.config import RetrievalConfig
     from reasonrag.retrieval.base import Retriever
-    from reasonrag.retrieval.measure import GoldFound
 
 _MOST_PASSAGES = 1000
+_SAMPLE = 200  # own passages that `doctor` searches for
 
 
 # How an index is searched: the fields of `RetrievalConfig`, by their own names.
@@ -97,8 +95,7 @@ def build(out: Path, replace: bool, shard: Shard, **given: Any) -> None:
         manifests = build_index(out, config, replace=replace, progress=progress, shard=shard)
     rows = []
     for part, manifest in manifests.items():
-        counts = ", ".join(f"{name} {count:,}" for name, count in manifest.counts.items())
-        rows.append((part, show_size(manifest.size), len(manifest.files), counts))
+        rows.append((part, show_size(manifest.size), len(manifest.files), _listed(manifest.counts)))
     table_console().print(Table("", ("part", "size", "files", "counts"), rows).terminal())
     print(f"index: {printable(str(out))}")
 
@@ -127,8 +124,7 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
     from reasonrag.retrieval.server import serve as serve_until_stopped
 
     log_plainly()
-    asked = {name: given.pop(name) for name in ("port", "top_k")}
-    serving = validate(ServeSettings, given_settings(asked))
+    serving = validate(ServeSettings, given_settings({name: given.pop(name) for name in ("port", "top_k")}))
     parts = IndexFolder(folder)
     passages = parts.need("passages").counts["passages"]
     kind = given.get("kind") or kinds(parts)[0]
@@ -138,27 +134,25 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
 
 @index.command()
 @_open_options
-@click.option("--sample", default=200, show_default=True, type=click.IntRange(1), help="Passages to search for.")
-@settings("Config", "seed", show_keys=False)
 @JSON
 @click.argument("folder", type=PATH)
-def doctor(folder: Path, trust_remote_code: bool, sample: int, seed: int | None, as_json: bool, **given: Any) -> None:
+def doctor(folder: Path, trust_remote_code: bool, as_json: bool, **given: Any) -> None:
     """Check an index. Read every byte, measure size and speed, and see whether it finds its own passages.
 
     \b
       reasonrag index doctor indexes/mine
     """
-    from reasonrag.commands.console import StageLines, error_console, log_plainly, table_console
+    from reasonrag.commands.console import StageLines, error_console, log_plainly
     from reasonrag.retrieval.measure import examine
 
     log_plainly()
     config = _retrieval(folder, given)
     with StageLines(error_console()) as progress:
-        report = examine(config, trust_remote_code=trust_remote_code, sample=sample, seed=seed or 0, progress=progress)
+        report = examine(config, trust_remote_code=trust_remote_code, sample=_SAMPLE, seed=0, progress=progress)
     if as_json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
-        _print_report(report, table_console())
+        _print_report(report)
 
 
 @index.command()
@@ -197,20 +191,21 @@ def recall(
     from reasonrag.core.bootstrap import intervals
     from reasonrag.core.config import load_config
     from reasonrag.pipeline.parts import open_questions
-    from reasonrag.retrieval.measure import gold_recall, with_gold_ids
+    from reasonrag.retrieval.measure import GoldFound, gold_recall, with_gold_ids
     from reasonrag.retrieval.open import open_index
     from reasonrag.retrieval.remote import RemoteRetriever
     from reasonrag.storage.questions import sample_questions
 
     log_plainly()
-    if not cutoffs or min(cutoffs) < 1 or max(cutoffs) > _MOST_PASSAGES:
+    if min(cutoffs) < 1 or max(cutoffs) > _MOST_PASSAGES:
         raise ConfigError(f"--k takes numbers from 1 to {_MOST_PASSAGES}, for example 5,10")
     loaded = open_questions(load_config(overrides={"questions.dataset": dataset, "questions.split": split}))
     questions = with_gold_ids(loaded)
+    retriever: Retriever
     if re.match("https?://", address, re.IGNORECASE):
-        if trust_remote_code or any(value is not None for value in given.values()):
+        if trust_remote_code or given_settings(given):
             raise ConfigError("a server decides itself how it searches; omit the options of the index")
-        retriever: Retriever = RemoteRetriever(address)
+        retriever = RemoteRetriever(address)
     else:
         retriever = open_index(_retrieval(Path(address), given), trust_remote_code=trust_remote_code)
 
@@ -223,12 +218,11 @@ def recall(
     for name in ("any_gold", "all_gold"):
         for k in cutoffs:
             columns[f"{name}@{k}"] = [float(getattr(of_question[k], name)) for of_question in recalls]
-    metrics = {}
+    metrics: dict[str, Any] = {"questions": len(recalls), "without_gold_ids": len(loaded) - len(questions)}
     for name, interval in intervals(columns, seed=0).items():
         if interval is not None:
             metrics[name] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-    counts = {"questions": len(recalls), "without_gold_ids": len(loaded) - len(questions)}
-    print(json.dumps({**counts, **metrics}, indent=2))
+    print(json.dumps(metrics, indent=2))
 
 
 def _retrieval(folder: Path, given: Mapping[str, Any]) -> RetrievalConfig:
@@ -239,25 +233,29 @@ def _retrieval(folder: Path, given: Mapping[str, Any]) -> RetrievalConfig:
     return validate(RetrievalConfig, {**given_settings(given), "index": str(folder)})
 
 
-def _print_report(report: Mapping[str, Any], console: Console) -> None:
+def _print_report(report: Mapping[str, Any]) -> None:
+    """Print what `examine` measured as two tables."""
+    from reasonrag.commands.console import table_console
     from reasonrag.core.table import Table
     from reasonrag.retrieval.index.settings import show_size
 
-    rows = []
+    parts = []
     for name, part in report["parts"].items():
-        counts = ", ".join(f"{key} {value:,}" for key, value in part["counts"].items())
-        built_with = ", ".join(f"{key}={value}" for key, value in part["settings"].items())
-        rows.append((name, show_size(part["bytes"]), part["files"], f"{part['seconds']:.1f} s", counts, built_with))
-    columns = ("part", "size", "files", "read in", "counts", "settings")
-    console.print(Table("", columns, rows).terminal())
-    console.print(Table("", ("", ""), list(_measured(report))).terminal())
-
-
-def _measured(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "opened in", f"{report['open_s']:.2f} s"
-    found = f"{report['found_at_1']:.3f} first, {report['found_at_10']:.3f} in 10"
-    yield f"finds its own passages, of {report['sample']}", found
+        seconds = f"{part['seconds']:.1f} s"
+        parts.append((name, show_size(part["bytes"]), part["files"], seconds, _listed(part["counts"])))
+    measured = [
+        ("opened in", f"{report['open_s']:.2f} s"),
+        ("own passages searched for", report["sample"]),
+        ("found first, in 10", f"{report['found_at_1']:.3f}, {report['found_at_10']:.3f}"),
+    ]
     for how, rate in report["queries_per_s"].items():
-        yield f"queries/s, {how}", f"{rate:,.0f}"
+        measured.append((f"queries/s, {how}", f"{rate:,.0f}"))
     if "recall_at_10" in report:
-        yield "recall@10 against exact search", f"{report['recall_at_10']:.3f}"
+        measured.append(("recall@10 against exact search", f"{report['recall_at_10']:.3f}"))
+    console = table_console()
+    console.print(Table("", ("part", "size", "files", "read in", "counts"), parts).terminal())
+    console.print(Table("", ("", ""), measured).terminal())
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())

@@ -177,24 +177,60 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> None:
       reasonrag verify
     """
     if not paths:
-        from reasonrag.commands.doctor import print_installation
-
-        print_installation()
+        _print_installation()
         return
     from reasonrag.publish.verify import verify as verify_path
 
-    checks = {}
+    checks, problems = {}, 0
     for path in paths:
-        checks[str(path)] = found = verify_path(path).checks
-        for what, check in () if as_json else found.items():
-            for problem in check.problems:
-                print(printable(one_line(f"problem: {path}: {problem}")))
-            if not check.problems:
-                print(printable(one_line(f"{'ok' if check.count else 'not checked'}: {path}: {what}: {check.count:,}")))
+        checks[str(path)] = of_path = verify_path(path).checks
+        for what, check in of_path.items():
+            problems += len(check.problems)
+            state = "ok" if check.count else "not checked"
+            lines = [f"problem: {path}: {problem}" for problem in check.problems]
+            for line in [] if as_json else lines or [f"{state}: {path}: {what}: {check.count:,}"]:
+                print(printable(one_line(line)))
     if as_json:
-        plain = {path: {what: asdict(check) for what, check in found.items()} for path, found in checks.items()}
+        plain = {path: {what: asdict(check) for what, check in of.items()} for path, of in checks.items()}
         print(json.dumps(plain, indent=2, allow_nan=False))
-    sys.exit(int(any(check.problems for found in checks.values() for check in found.values())))
+    sys.exit(int(problems > 0))
+
+
+_PACKAGES = {
+    "core": ("aiohttp", "bm25s", "datasets", "pyarrow", "pydantic"),
+    "train": ("torch", "transformers", "trl", "peft", "accelerate"),
+    "dense": ("faiss-cpu", "sentence-transformers"),
+    "serve": ("uvicorn", "prometheus-client"),
+    "gpu": ("faiss-gpu",),
+    "vllm": ("vllm",),
+}
+
+
+def _print_installation() -> None:
+    """Print the installed versions, and which models work on this machine."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+    from importlib.util import find_spec
+
+    from reasonrag import __version__
+    from reasonrag.pipeline.models import has_gpu
+
+    print(f"reasonrag {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n")
+    for extra, packages in _PACKAGES.items():
+        versions = []
+        for name in packages:
+            try:
+                versions.append(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                versions.append(f"{name} missing")
+        print(f"{extra:<6} {', '.join(versions)}")
+    try:
+        gpu = "on the GPU" if has_gpu() else "no GPU: only on the CPU, for small models"
+    except Exception:  # a broken installation of torch may raise anything on import, and a diagnosis has to survive it
+        gpu = "no GPU: torch cannot be imported"
+    print("\nmodels\n  extractive, demo-judge and servers (http://): work")
+    for models, package, extra in (("demo, hf:", "torch", "train"), ("vllm:", "vllm", "vllm")):
+        print(f"  {models} {gpu}" if find_spec(package) else f"  {models} needs pip install 'reasonrag[{extra}]'")
 
 
 def _exchange(

@@ -222,10 +222,3 @@ SHARD = click.option(
     "last part to finish puts them together.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-RULES = click.option(
-    "--rules",
-    type=click.Choice(["house", "flashrag"]),
-    default="house",
-    show_default=True,
-    help="How answers are normalised and compared; flashrag: as FlashRAG does, to compare with published numbers.",
-)

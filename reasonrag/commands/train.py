@@ -1,22 +1,35 @@
-"""`dpo`, `sft` and `prm`: training on pairs and trees. `rl` runs its training with `run_training`, too."""
+"""`dpo`, `sft`, `prm`, `rl` and `env`: training on pairs, trees and rollouts, and rollouts for other trainers.
+
+A training command that is given no data and no model takes the newest run in runs/ and the policy that acted there. It
+prints every choice, and an error lists the alternatives.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import Group, configuration, out, rare, settings, sources
-from reasonrag.core.errors import Interrupted
-from reasonrag.core.text import printable
+from reasonrag.commands.options import Group, configuration, given_settings, out, rare, settings, sources
+from reasonrag.core.errors import ConfigError, Interrupted, RunError
+from reasonrag.core.text import duration, printable
 
 if TYPE_CHECKING:
+    from reasonrag.core.config import Config
+    from reasonrag.core.settings import Tree
+    from reasonrag.online_rl.reference_plans import Made
+    from reasonrag.online_rl.settings import PlanSettings, RLSettings
+    from reasonrag.pipeline.work import Progress
     from reasonrag.training.run import TrainingRun
+    from reasonrag.training.settings import TrainSettings
 
 OUT = out(
     "The folder of the policy; the same command resumes its training run (default: runs/DATA-STAGE, or the next free "
@@ -28,6 +41,9 @@ _COMMON = (
     *("gradient_accumulation_steps", "limit", "seed", "merge"),
 )
 _RARE = ("chat_template", "lora", "max_length", "max_dropped", "save_steps", "report_to")
+_SEARCH = ("retrieval.corpus", "retrieval.index", "retrieval.url")
+_BATCH = ("rollout.questions_per_step", "rollout.group_size", "per_device_train_batch_size")
+_LISTENING = ("port", "max_sessions", "idle_s")
 
 
 @click.group(cls=Group)
@@ -128,15 +144,212 @@ def prm_train(out: Path | None, **given: Any) -> None:
     run_training(train_prm, config, out)
 
 
+@click.group(cls=Group)
+def rl() -> None:
+    """Online training on rollouts, with TRL's GRPO.
+
+    \b
+      reasonrag rl train
+      reasonrag rl train --preset hiprag --dataset hotpotqa --model Qwen/Qwen2.5-3B-Instruct --out policies/hiprag
+    """
+
+
+@rl.command("train")
+@settings("RLSettings", "data", "limit", *_SEARCH, "model", "format.name", "reward.name", "judge.spec", "judge.model")
+@settings("RLSettings", "method", "learning_rate", "max_steps", *_BATCH, "rollout.url", "seed")
+@rare(
+    settings("RLSettings", "split", "exclude", "world_seed", "retrieval.kind", "retrieval.top_k", "chat_template"),
+    settings("RLSettings", "format.prompts", "format.max_steps", "format.max_searches", "plans"),
+    settings("RLSettings", "algorithm", "loss_type", "beta", "credit", "sampling.dynamic", "guards"),
+    settings("RLSettings", "reward.prm.model", "rollout.ahead", "save_steps", "report_to", "merge"),
+)
+@configuration("RLSettings")
+@OUT
+def rl_train(out: Path | None, **given: Any) -> None:
+    """Train a policy online. The engine of build-tree makes trajectories, and a reward scores each of them.
+
+    \b
+    The newest policy of `dpo train` in runs/, on the questions of its pairs:
+      reasonrag rl train
+    HiPRAG on your own corpus, with a judge on a server:
+      reasonrag rl train --preset hiprag --dataset questions.jsonl --corpus corpus.jsonl \\
+          --model Qwen/Qwen2.5-3B-Instruct --judge http://127.0.0.1:8001/v1 --judge-model org/judge \\
+          --out policies/hiprag
+    Rollouts by a vLLM server, which gets the weights before each batch:
+      reasonrag rl train --preset search-r1 --dataset hotpotqa --model Qwen/Qwen2.5-3B-Instruct \\
+          --rollout-url http://127.0.0.1:8000/v1 --out policies/search-r1
+    Without a GPU, in the demo world (also demo-hiprag, demo-hiprag-ppo, demo-search-p1, demo-when-to-search):
+      reasonrag rl train --preset demo-outcome --out runs/demo/outcome
+
+    The same command resumes a killed or stopped run from its last checkpoint.
+    """
+    config = online_settings(given)
+    from reasonrag.online_rl.train import train_online
+
+    run_training(train_online, config, out)
+
+
+@rl.command("plan")
+@settings("Config", "questions.dataset", "questions.split", "questions.limit", *_SEARCH)
+@settings("Config", "policy.spec", "policy.model", "format.name", "format.max_steps", "judge.spec", "judge.model")
+@settings("RLSettings", "planning", show_keys=False)
+@rare(
+    settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind", "retrieval.top_k"),
+    settings("Config", "policy.card", "policy.chat_template", "policy.temperature", "policy.max_tokens"),
+    settings("Config", "format.prompts", "format.max_searches", "run.max_unreadable", "seed", "policy.concurrency"),
+    settings("Config", "judge.input_price", "judge.output_price"),
+)
+@configuration("Config")
+@out("A Parquet file; the same command resumes it.")
+def rl_plan(out: Path, **given: Any) -> None:
+    """Make reference plans for Search-P1. Attempt each question, keep correct attempts, vote for the needed steps.
+
+    \b
+      reasonrag rl plan --dataset hotpotqa --split train --index indexes/wiki18 --format search_p1 --max-turns 5 \\
+          --policy http://127.0.0.1:8001/v1 --policy-model org/strong \\
+          --judge http://127.0.0.1:8002/v1 --judge-model org/planner --out plans.parquet
+      reasonrag rl plan --preset demo --policy demo:search_p1 --judge demo-judge --out plans.parquet
+
+    `rl train` makes plans with the policy itself if it is given none. If the command is killed or stopped, the same
+    command resumes it.
+    """
+    from reasonrag.core.config import load_config
+    from reasonrag.core.settings import validate
+    from reasonrag.online_rl.settings import PlanSettings
+
+    planning = validate(PlanSettings, given_settings({name: given.pop(name) for name in PlanSettings.model_fields}))
+    choices = sources(given)
+    choices["overrides"]["value.kind"] = "judge"
+    sys.exit(plan(load_config(**choices), out, planning))
+
+
+def plan(config: Config, out: Path, planning: PlanSettings) -> int:
+    """Make reference plans for Search-P1, and print where they are; return the exit code.
+
+    A journal next to the file keeps every reply under the content of its request before it is used. So the same command
+    resumes after a kill, and other candidates or questions cost only their new calls.
+    """
+    from reasonrag.commands.console import Stop, error_console, log_plainly, table_console
+    from reasonrag.core import event_loop
+    from reasonrag.core.table import Table
+    from reasonrag.formats import PromptSet
+    from reasonrag.llm.journaled import JournaledLLM
+    from reasonrag.online_rl.reference_plans import NO_CORRECT, NO_SEARCH, make_plans, save_plans
+    from reasonrag.pipeline.models import as_served
+    from reasonrag.pipeline.parts import check, judge_service, open_engine, open_parts
+    from reasonrag.pipeline.work import Progress
+    from reasonrag.retrieval.batched import BatchedRetriever
+    from reasonrag.storage.files import lock
+    from reasonrag.storage.journal import Journal
+
+    log_plainly()
+    stop = Stop(error_console())
+    config = as_served(config)
+    parts = open_parts(config)
+    if out.is_dir():  # before anything is paid for
+        raise RunError(f"{out} is a folder; choose a file for --out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    journal_path = out.with_name(f"{out.name}.journal.sqlite")
+    progress = Progress(len(parts.questions), "questions", label="reference plans")
+
+    async def make(journal: Journal) -> Made:
+        policy = JournaledLLM(parts.policy, journal, kind="policy")
+        assert parts.judge is not None  # value.kind is judge
+        judge = JournaledLLM(parts.judge, journal, kind="judge")
+        progress.open(policy, config.prices["policy"])
+        progress.open(judge, config.judge.llm)
+        retriever = BatchedRetriever.of_run(parts.retriever, journal)
+        engine = open_engine(config, policy, retriever, parts.format)
+        async with contextlib.aclosing(parts):
+            await check(parts, wait_s=config.run.wait_s)
+            async with stop.show(progress, journal.drain):
+                return await make_plans(
+                    parts.questions,
+                    engine,
+                    judge_service(judge, config.judge, PromptSet.find(config.format.prompts)),
+                    settings=planning,
+                    seed=config.seed,
+                    counts=progress,
+                    concurrency=config.policy.concurrency or 64,
+                    max_failed=config.run.max_failed,
+                )
+
+    with lock(out.with_name(f".{out.name}.lock")), contextlib.closing(Journal(journal_path)) as journal:
+        try:
+            made = event_loop.run(make(journal))
+            save_plans(out, made.rows)
+        except Interrupted:
+            return stop.print_resume_hint()
+    total = len(parts.questions)
+    table_console().print(Table("rl plan", ("", ""), list(_summary_rows(made, total, progress))).terminal())
+    print(f"plans: {out}")
+    causes = {cause: count for cause, count in made.without.items() if cause not in (NO_CORRECT, NO_SEARCH)}
+    return stop.print_missing(causes, made.untried, most=config.run.max_failed * total)
+
+
+def _summary_rows(made: Made, questions: int, progress: Progress) -> Iterator[tuple[str, str]]:
+    yield "plans", f"{len(made.rows)} of {questions} questions"
+    for cause, count in sorted(made.without.items()):
+        yield f"  without: {cause}", str(count)
+    yield "calls of this process", str(progress.usage.calls)
+    yield "  tokens", str(progress.usage.tokens)
+    if progress.usage.cost is not None:
+        yield "  cost", f"{progress.usage.cost:.2f}"
+    yield "seconds", f"{progress.seconds:.1f}"
+
+
+@click.group(cls=Group)
+def env() -> None:
+    """The rollout engine as an environment for other trainers.
+
+    \b
+      reasonrag env serve --preset demo-outcome
+    """
+
+
+@env.command()
+@settings("RLSettings", "data", "split", "limit", *_SEARCH, "model", "format.name", "reward.name")
+@settings("RLSettings", "judge.spec", "judge.model")
+@rare(
+    settings("RLSettings", "exclude", "world_seed", "retrieval.top_k", "format.prompts", "format.max_steps"),
+    settings("RLSettings", "format.max_searches", "reward.prm.model", "plans"),
+)
+@settings("EnvironmentSettings", *_LISTENING, show_keys=False)
+@configuration("RLSettings")
+def serve(**given: Any) -> None:
+    """Serve questions, searches and rewards to OpenEnv's clients. They get prompts and keep the policy.
+
+    It serves the task that `rl train` with the same options trains on. If --model is a policy trained here, its
+    prompts are the ones of its training.
+
+    \b
+    Search-R1's reward on your own questions:
+      reasonrag env serve --preset search-r1 --dataset questions.jsonl --corpus corpus.jsonl --port 8010
+    In the demo world:
+      reasonrag env serve --preset demo-outcome --port 8010
+
+    SIGTERM and Ctrl-C end the server.
+    """
+    from reasonrag.agents.environment import EnvironmentSettings, serve_environment
+    from reasonrag.commands.console import log_plainly
+    from reasonrag.core.settings import validate
+    from reasonrag.online_rl.settings import load_rl_settings
+
+    log_plainly()
+    listening = validate(EnvironmentSettings, given_settings({name: given.pop(name) for name in _LISTENING}))
+    sys.exit(serve_environment(load_rl_settings(**sources(given)), listening))
+
+
+# --- What they share ---
+
+
 def _settings(kind: str, given: dict[str, Any]) -> Any:
     """Return the settings of a command, before TRL is imported, so that wrong ones are reported at once."""
     from reasonrag.core.settings import gather, validate
     from reasonrag.training import settings as models
 
-    config = validate(getattr(models, f"{kind}Settings"), gather(getattr(models, f"{kind}_PRESETS"), **sources(given)))
-    from reasonrag.commands.defaults import with_pairs_and_model
-
-    return with_pairs_and_model(config, print_line)
+    tree = gather(getattr(models, f"{kind}_PRESETS"), **sources(given))
+    return with_pairs_and_model(validate(getattr(models, f"{kind}Settings"), tree), print_line)
 
 
 def print_line(line: str) -> None:
@@ -157,3 +370,145 @@ def run_training(train: Callable[..., TrainingRun[Any]], config: Any, out: Path 
         sys.exit(128 + (stopped.number or signal.SIGINT))
     if run.summary:  # only the first process of a launch has one
         print(f"{'model' if run.stage == 'prm' else 'policy'}: {run.out}")
+
+
+# --- Choices of commands that are given no data or no model ---
+
+_HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
+    """Return the settings of `dpo train`, `sft train` or `prm train` with the data and the model that are not named.
+
+    Raises:
+        ConfigError: a finished run is missing, or this machine cannot train the model.
+    """
+    from reasonrag.core.models import PAPER_POLICY, ModelAddress
+    from reasonrag.storage.files import read_json
+    from reasonrag.storage.folder import read_run
+    from reasonrag.training.model import acting_policy
+
+    data, model = settings.data, settings.model
+    if data is None:
+        run = _newest("run.json")
+        if run is None:
+            raise ConfigError(
+                "no pairs to train on: --data is not given, and runs/ here has no finished run of build-tree. Make one "
+                "with `reasonrag build-tree --dataset ...`, or name a run, a file or a data set on the Hub with --data"
+            )
+        pairs = (read_json(run / "run.json") or {}).get("pairs", {}).get("total", 0)
+        log(f"data: {run}, the newest finished run in runs/ ({pairs:,} pairs, {_age(run / 'run.json')} old)")
+        data = str(run)
+    if model is None:
+        is_run = (Path(data) / "run.json").is_file()
+        acting, may_lack_gpu = acting_policy(read_run(Path(data))[0].policy) if is_run else (None, False)
+        model = acting or PAPER_POLICY
+        if not may_lack_gpu:
+            _require_gpu(settings.model_copy(update={"model": model}))
+        why = "which wrote these pairs" if acting else "the paper's; --model chooses another"
+        hint = ". --preset demo has the settings for it" if ModelAddress.of_model(model).scheme == "demo" else ""
+        log(f"model: {model}, {why}{hint}")
+    return settings.model_copy(update={"data": data, "model": model})
+
+
+def online_settings(given: dict[str, Any]) -> RLSettings:
+    """Return the settings of `rl train` from its options.
+
+    Defaults are chosen and printed: the newest policy of `dpo train` with its questions, or the paper's model.
+    """
+    from reasonrag.core.settings import gather
+    from reasonrag.online_rl.settings import load_rl_settings, rl_presets
+
+    choices = sources(given)
+    tree = gather(rl_presets(), **choices)
+    named = gather({}, file=choices["file"], overrides=choices["overrides"])
+    for name, flag in (("model", "--model"), ("data", "--dataset")):
+        if name in tree and name not in named:
+            print_line(f"{name}: {tree[name]}, the preset's; {flag} chooses another")
+    if "model" not in named or "data" not in tree:
+        choices["overrides"] |= online_defaults(tree, print_line)
+    settings = load_rl_settings(**choices)
+    if "model" not in named:
+        _require_gpu(settings)
+    return settings
+
+
+def online_defaults(tree: Tree, log: Callable[[str], None]) -> dict[str, Any]:
+    """Return the settings of `rl train` that `tree` leaves open: the policy of the last `dpo train`, its questions.
+
+    Args:
+        tree: the settings of preset, file and flags.
+        log: receives a line for each choice.
+
+    Raises:
+        ConfigError: nothing is named, and runs/ has no policy of `dpo train`.
+    """
+    from reasonrag.core.models import PAPER_POLICY
+
+    model, data = tree.get("model"), tree.get("data")
+    chosen: dict[str, Any] = {}
+    if model is None and data is None:
+        policy = _newest("training.json", stage="dpo")
+        if policy is None:
+            raise ConfigError(
+                "nothing to train: neither --model nor --dataset is given, and runs/ here has no finished `dpo train` "
+                "to go on from. Choose --preset demo-outcome (no GPU, no network), or --preset search-r1, hiprag, "
+                "search-p1 or when-to-search with --dataset (hotpotqa, ..., or a file)"
+            )
+        log(f"model: {policy}, the newest policy of dpo train in runs/ ({_age(policy / 'training.json')} old)")
+        model = chosen["model"] = str(policy)
+    if model is None:
+        log(f"model: {PAPER_POLICY}, the paper's; --model chooses another")
+        chosen["model"] = PAPER_POLICY
+    elif data is None:
+        chosen |= _questions_of(Path(str(model)), tree, log)
+    return chosen
+
+
+def _questions_of(policy: Path, tree: Tree, log: Callable[[str], None]) -> dict[str, Any]:
+    """Return the questions of the run that made a policy's pairs, and its search unless `tree` has one."""
+    from reasonrag.core.config import load_config
+    from reasonrag.core.settings import read_yaml
+
+    file = policy / "config.yaml"
+    run = Path(str(read_yaml(file).get("data"))) if file.is_file() else None
+    if run is None or not (run / "run.json").is_file():
+        return {}
+    log(f"questions and search: from {run}, which made the pairs of that policy")
+    config = load_config(file=run / "config.yaml")
+    sample = config.questions.model_dump(include={"split", "limit", "world_seed"}) | {"seed": config.seed}
+    chosen: dict[str, Any] = {"data": config.questions.dataset}
+    chosen |= {name: value for name, value in sample.items() if name not in tree}
+    retrieval = tree.get("retrieval") or {}
+    if not any(retrieval.get(name) for name in ("kind", "corpus", "index", "url")):
+        for name, value in config.retrieval.model_dump(exclude_unset=True).items():
+            if name not in retrieval:
+                chosen[f"retrieval.{name}"] = value
+    return chosen
+
+
+def _require_gpu(settings: TrainSettings) -> None:
+    """Raise if a default model of the Hub would be trained without a GPU, before anything is downloaded."""
+    from reasonrag.training.model import uses_gpu
+
+    model = str(settings.model)
+    if _HUB_MODEL.fullmatch(model) and not Path(model).exists() and not uses_gpu(settings):
+        raise ConfigError(
+            f"no --model is given, and there is no GPU for {model}; choose one of: a folder or a Hub id of a model "
+            "that this machine can train, or demo[:FORMAT] (a tiny policy for the demo world)"
+        )
+
+
+def _newest(name: str, **expected: str) -> Path | None:
+    """Return the folder of the newest JSON file of that name in runs/ that has the expected values."""
+    from reasonrag.storage.files import RUNS, read_json
+
+    for file in sorted(RUNS.rglob(name), key=lambda file: file.stat().st_mtime, reverse=True):
+        summary = read_json(file)
+        if summary is not None and summary.items() >= expected.items():
+            return file.parent
+    return None
+
+
+def _age(file: Path) -> str:
+    return duration(max(time.time() - file.stat().st_mtime, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -24,13 +24,6 @@ from reasonrag.commands.options import (
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.text import printable
 from reasonrag.core.types import WHOLE, Shard
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from reasonrag.commands.console import Stop
-    from reasonrag.core.config import Config
-    from reasonrag.pipeline.build import Build
 
 _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pairs.reward", "pairs.test_share")
 
@@ -54,14 +47,7 @@ _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pai
     required=False,
 )
 @DRY_RUN
-@click.option("--preview", is_flag=True, help="Build the tree of the first question and print it.")
-def build_tree(
-    out: Path | None,
-    shard: Shard,
-    dry_run: bool,
-    preview: bool,
-    **given: Any,
-) -> None:
+def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> None:
     """Search trees over agentic-RAG steps, value the steps by SPRE, and write preference pairs as Parquet.
 
     \b
@@ -80,95 +66,38 @@ def build_tree(
     from reasonrag.commands.console import Stop, error_console, log_plainly
     from reasonrag.core.config import load_config
     from reasonrag.core.settings import dump
-    from reasonrag.pipeline.build import estimate
+    from reasonrag.pipeline.build import build_trees, estimate
     from reasonrag.pipeline.models import as_served
+    from reasonrag.pipeline.parts import open_parts
+    from reasonrag.storage.folder import RunFolder
 
     if shard != WHOLE and out is None:
         raise click.UsageError("--shard needs --out, the folder in which all shards meet")
     config = load_config(**sources(given))
     log_plainly()
     if dry_run:
-        click.echo(printable(dump(config)))
-        click.echo(printable(estimate(config, out)))
+        click.echo(printable(dump(config) + "\n" + estimate(config, out)))
         return
     stop = Stop(error_console())
     config = as_served(config, out)
-    try:
-        if preview:
-            _preview(config, out, stop)
-        else:
-            sys.exit(_build(config, out, shard, stop))
-    except Interrupted:
-        is_kept = out is not None or not preview
-        sys.exit(stop.print_resume_hint() if is_kept else 128 + stop.number)
-
-
-def _build(config: Config, out: Path | None, shard: Shard, stop: Stop) -> int:
-    """Build the trees, export them, and print where they are; return the exit code."""
-    from reasonrag.pipeline.build import build_trees
-    from reasonrag.pipeline.parts import open_parts
-    from reasonrag.storage.folder import RunFolder
-
     parts = open_parts(config)
     if out is None:
-        out = RunFolder.unnamed("-".join(dict.fromkeys(q.dataset for q in parts.questions)), config, parts.content)
+        datasets = dict.fromkeys(question.dataset for question in parts.questions)
+        out = RunFolder.unnamed("-".join(datasets), config, parts.content)
         stop.console.print(f"writing to {out} (--out chooses another folder)")
-    summary = build_trees(
-        config, out, parts=parts, shard=shard, show=lambda build: stop.show(build.progress, build.drain)
-    )
-    code = _print(summary, config, out if "shards" in summary else shard.folder(out), stop)
-    if shard != WHOLE and "shards" not in summary:
+    try:
+        summary = build_trees(
+            config, out, parts=parts, shard=shard, show=lambda build: stop.show(build.progress, build.drain)
+        )
+    except Interrupted:
+        sys.exit(stop.print_resume_hint())
+    is_whole = shard == WHOLE or "shards" in summary
+    _print_summary(summary, (out if is_whole else shard.folder(out)) / "pairs")
+    if not is_whole:
         print(f"shard {shard} is built; {out} is put together when all are")
-    return code
-
-
-def _print(summary: Mapping[str, Any], config: Config, out: Path, stop: Stop) -> int:
-    """Print what a folder holds; return the exit code."""
-    _print_summary(summary, out / "pairs")
     questions = summary["questions"]
     untried = questions["total"] - questions["finished"] - sum(questions["failed"].values())
-    return stop.print_missing(questions["failed"], untried, most=config.run.max_failed * questions["total"])
-
-
-def _preview(config: Config, out: Path | None, stop: Stop) -> None:
-    """Build the first question's tree and print it. In a run's folder its calls are kept and not paid again."""
-    import tempfile
-
-    from rich.console import Console
-
-    from reasonrag.core import event_loop
-    from reasonrag.pipeline.build import Build
-    from reasonrag.pipeline.parts import open_parts
-    from reasonrag.storage.folder import RunFolder
-
-    parts = open_parts(config)
-    with tempfile.TemporaryDirectory() as nowhere, RunFolder.open(out or Path(nowhere), config, parts.content) as run:
-        event_loop.run(_print_first_tree(Build(config, parts, run), Console(markup=False), stop))
-
-
-async def _print_first_tree(build: Build, console: Console, stop: Stop) -> None:
-    from reasonrag.pipeline.parts import check
-    from reasonrag.pipeline.tables import tree_rows
-    from reasonrag.report.terminal import drawing
-    from reasonrag.report.trees import QuestionTree
-
-    progress = build.progress
-    progress.total, progress.unit = build.config.search.iterations, "iterations"
-    progress.written.clear()
-
-    def count(change: int) -> None:
-        progress.done += change < 0
-
-    try:
-        await check(build.parts, wait_s=build.config.run.wait_s)
-        async with stop.show(progress, build.drain):
-            tree = await build.search.run(build.parts.questions[0], watch=count)
-    finally:
-        build.run_folder.add_seconds(progress.seconds)
-        await build.parts.aclose()
-    value = build.config.value
-    rows = tree_rows(tree, build.parts.format, alpha=value.alpha, weighting=value.weighting)
-    console.print(drawing(QuestionTree.of(rows)))
+    sys.exit(stop.print_missing(questions["failed"], untried, most=config.run.max_failed * questions["total"]))
 
 
 @command()
@@ -221,41 +150,29 @@ def _print_summary(summary: Mapping[str, Any], pairs: Path) -> None:
 
 
 def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the numbers of `run.json` that a person wants to see at the end."""
+    """Yield the numbers of `run.json` that a person wants to see at the end; `show RUN` prints all."""
     questions, trees, pairs = summary["questions"], summary["trees"], summary["pairs"]
     yield "questions", f"{questions['finished']} of {questions['total']}"
-    for cause, count in questions["failed"].items():
-        yield f"  failed: {cause}", str(count)
+    yield from _counts("  failed: ", questions["failed"])
     yield "nodes", str(trees["nodes"])
     if malformed := trees.get("malformed"):
-        unreadable = sum(malformed.values())
-        yield "steps that cannot be read", f"{unreadable} of {sum(trees['by_action'].values())}"
-        for reason, count in malformed.items():
-            yield f"  {reason}", str(count)
+        yield "steps that cannot be read", f"{sum(malformed.values())} of {sum(trees['by_action'].values())}"
+        yield from _counts("  ", malformed)
     yield "complete trajectories", str(trees["complete_trajectories"])
     if trees["mean_f1"] is not None:
         yield "  mean F1, EM", f"{trees['mean_f1']:.3f}, {trees['mean_em']:.3f}"
-    if trees["iterations_without_value"]:
-        yield "iterations without a value", str(trees["iterations_without_value"])
     yield "pairs", f"{pairs['total']} (train {pairs['train']}, test {pairs['test']})"
-    for kind, count in pairs["by_type"].items():
-        yield f"  {kind}", str(count)
-    for cause, count in pairs["left_out"].items():
-        yield f"  left out: {cause}", str(count)
-    if trees.get("prompt_chars"):
-        yield (
-            "prompts that begin like others",
-            f"{trees['shared_prompt_chars'] / trees['prompt_chars']:.0%} of their text",
-        )
+    yield from _counts("  ", pairs["by_type"])
+    yield from _counts("  left out: ", pairs["left_out"])
     for kind, used in summary["calls"].items():
         yield f"{kind} calls", str(used["calls"])
-        if used.get("cached_of"):
-            yield (
-                "  served from the prefix cache",
-                f"{used['cached_tokens'] / used['cached_of']:.0%} of the prompt tokens",
-            )
         if used.get("prompt_tokens") or used.get("completion_tokens"):
             yield "  tokens", f"{used['prompt_tokens']} in, {used['completion_tokens']} out"
         if used.get("cost") is not None:
             yield "  cost", f"{used['cost']:.2f}"
     yield "seconds", f"{summary['seconds']:.1f}"
+
+
+def _counts(label: str, counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    for name, count in counts.items():
+        yield label + name, str(count)

@@ -230,7 +230,7 @@ def estimate(config: Config, out: Path | None = None) -> str:
             lines.append(f"{role} cost at most {cost:.2f}")
     measured = _measured_pace(config, out)
     if measured is None:
-        lines.append("time: known once calls were made; --preview with --out makes some, which the run does not repeat")
+        lines.append("time: known once calls were made")
     else:
         folder, made, seconds = measured
         time = duration(calls * seconds / made)

@@ -294,7 +294,7 @@ class RunFolder(Folder):
         return RunFolder.open(self._run, self.config, self.content, varying=self.varying, waiting=lambda: None)
 
     def bind(self) -> None:
-        """Mark the folder as used by this run. A preview, or a failed start, leaves it unmarked.
+        """Mark the folder as used by this run. A failed start leaves it unmarked.
 
         Raises:
             RunError: the folder of a shard's run holds another run, or one that is cut into another number of shards.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.commands.defaults import online_defaults, with_pairs_and_model
+from reasonrag.commands.train import online_defaults, with_pairs_and_model
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import dump

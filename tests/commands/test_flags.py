@@ -4,7 +4,7 @@ import click
 import pytest
 
 from reasonrag.cli import COMMANDS, cli
-from reasonrag.commands.evaluate import chosen_temperatures, policy_configs
+from reasonrag.commands.evaluate import policy_configs
 from reasonrag.commands.options import sources
 from reasonrag.core.errors import ConfigError
 
@@ -18,10 +18,6 @@ def test_each_sub_command_says_what_it_does_in_one_whole_line(name):
     command = cli.get_command(click.Context(cli), name)
     for sub in getattr(command, "commands", {}).values():
         assert not sub.get_short_help_str(80 - 2 - 6 - max(map(len, command.commands))).endswith("...")
-
-
-def asked(*assignments):
-    return sources({"file": None, "assignments": assignments})
 
 
 def test_policies_are_named_by_hand_or_by_the_last_part_of_their_place():
@@ -70,11 +66,3 @@ def test_the_split_of_a_file_made_for_training_is_not_evaluated(tmp_path):
         file.write_text(f"questions: {{dataset: demo, split: {split}}}\n")
         assert configs("demo", preset=None, file=file)["demo"].questions.dataset == "demo:test"
     assert configs("demo", assignments=("questions.split=null",))["demo"].questions.dataset == "demo:test"
-
-
-def test_evaluation_is_greedy_unless_told_otherwise(tmp_path):
-    found = configs("demo")
-    assert chosen_temperatures(None, found, asked()) == (0.0,)
-    assert chosen_temperatures((0.0, 1.0), found, asked("policy.temperature=0.5")) == (0.0, 1.0)
-    half = ("policy.temperature=0.5",)
-    assert chosen_temperatures(None, configs("demo", assignments=half), asked(*half)) == (0.5,)

@@ -162,13 +162,6 @@ def test_pairs_of_a_run_without_its_trees_are_refused_and_the_old_ones_stay(own_
     assert product.pair_rows(own_run) == before != []
 
 
-def test_a_preview_needs_no_folder_and_binds_none(world: World, tmp_path: Path) -> None:
-    for place in ((), ("--out", tmp_path / "run")):
-        done = product.run("build-tree", *world.flags, *SETTINGS, "--iterations", "3", "--preview", *place)
-        assert done.returncode == 0 and "SPRE=" in done.stdout
-    product.build(*world.flags, *SETTINGS, "--out", tmp_path / "run")
-
-
 def test_pairs_with_another_alpha_go_beside_the_run_and_leave_it_alone(own_run: Path, tmp_path: Path) -> None:
     before = product.file_digests(own_run)
     done = product.run("pairs", own_run, "--alpha", "1", "--out", tmp_path / "alpha1")

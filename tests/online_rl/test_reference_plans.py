@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.commands.rl import plan
+from reasonrag.commands.train import plan
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import DataError, Interrupted, LLMError
 from reasonrag.core.types import Question
@@ -208,7 +208,7 @@ def test_done_again_it_pays_for_nothing_and_draining_stops_it(tmp_path):
 SCRIPT = """
 import sys
 from pathlib import Path
-from reasonrag.commands.rl import plan
+from reasonrag.commands.train import plan
 from tests.online_rl.test_reference_plans import FOUR, config_of
 url, data, out = sys.argv[1:]
 sys.exit(plan(config_of(url, data), Path(out), FOUR))

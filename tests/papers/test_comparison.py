@@ -11,7 +11,7 @@ from papers.comparison import BASE, Scale, outputs, stages
 from papers.measures import METRICS
 from reasonrag.cli import cli
 from reasonrag.commands.options import sources
-from reasonrag.commands.rl import online_settings
+from reasonrag.commands.train import online_settings
 from reasonrag.core.config import load_config
 from reasonrag.pipeline.parts import open_questions
 

@@ -122,14 +122,15 @@ def world(tmp_path):
     return "--dataset", files[0], "--corpus", files[1], "--set", cache, "--iterations", "4"
 
 
-def test_a_preview_shows_what_a_hostile_model_writes_as_text(world):
+def test_a_tree_shows_what_a_hostile_model_writes_as_text(world, tmp_path):
     def reply(request):
         tag = "evidence" if "</evidence>" in request["stop"] else "query" if request["seed"] % 2 else "answer"
         return f"{HOSTILE}<{tag}>{HOSTILE}</{tag}>"
 
     with FakeOpenAI(reply) as server:
         policy = ("--policy", server.base_url, "--policy-model", "fake")
-        code, text, styled = on_a_terminal("build-tree", *world, *policy, "--preview")
+        product.build(*world, *policy, "--out", tmp_path / "run")
+    code, text, styled = on_a_terminal("show", tmp_path / "run", "q0")
     assert (code, acting(text)) == (0, set()), text
     assert styled > 0 and "─ " in text
     for legible in LEGIBLE:

@@ -188,7 +188,7 @@ def test_what_the_user_has_to_mend_is_raised():
         ({"when_to_search": {"rc_cap": 4}}, "is 1 or more: a wrong answer would earn as much"),
         ({"when_to_search": {"rc_cap": 7, "no_r_s": True}}, "is 2 or more: a wrong answer would earn as much"),
         ({"when_to_search": {"switch_step": -1}}, "switch_step"),
-        ({"hiprag": {"lambda_q": 0.4}}, "unknown key 'hiprag.lambda_q'; did you mean 'lambda_p'"),
+        ({"hiprag": {"lambda_q": 0.4}}, "unknown key 'hiprag.lambda_q'; did you mean 'hiprag.lambda_p'"),
         ({"hiprag": {"lambda_p": -0.1}}, "greater than or equal to 0"),
     ],
 )
