@@ -34,10 +34,8 @@ import numpy as np
 from benchmarks.process import memory_bytes
 from benchmarks.table import ROOT, Table, options
 from reasonrag.retrieval.bm25 import BM25Retriever, build_bm25
-from reasonrag.retrieval.corpus import open_corpus
-from reasonrag.retrieval.index.folder import IndexFolder, Silent
-from reasonrag.retrieval.index.passages import PassageStore, build_passages
-from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
+from reasonrag.retrieval.index import BM25Config, IndexFolder, PassagesConfig, Silent
+from reasonrag.retrieval.passages import PassageStore, build_passages, open_corpus
 from reasonrag.storage.files import read_json, write_json
 
 MIB = 1 << 20
@@ -112,7 +110,7 @@ def kept_index(passages: int, rebuild: bool) -> Path:
 
 def questions(folder: Path, count: int) -> list[str]:
     """Ten words in a row of random passages."""
-    store = PassageStore(folder / "passages")
+    store = PassageStore(IndexFolder(folder))
     texts = [
         store.passage(int(row)).contents.split() for row in np.random.default_rng(1).integers(0, len(store), count)
     ]

@@ -6,7 +6,7 @@ import json
 import types
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
 from docs.reference.settings import SETTINGS, fields
@@ -14,7 +14,7 @@ from reasonrag.agents.environment import EnvironmentSettings
 from reasonrag.core.settings import Flag
 from reasonrag.retrieval.server import ServeSettings
 
-_TYPES = {str: "text", int: "integer", float: "number", bool: "boolean"}
+_TYPES = {str: "text", ByteSize: "text", int: "integer", float: "number", bool: "boolean"}
 
 
 def options_json() -> str:

@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
 from docs.reference.commands import commands
@@ -17,7 +17,7 @@ from reasonrag.core.config import PRESETS, Config
 from reasonrag.core.settings import EXECUTION
 from reasonrag.core.table import Table
 from reasonrag.online_rl.settings import RLSettings, rl_presets
-from reasonrag.retrieval.index.settings import IndexConfig
+from reasonrag.retrieval.index import IndexConfig
 from reasonrag.training.settings import DPO_PRESETS, PRM_PRESETS, SFT_PRESETS, DPOSettings, PRMSettings, SFTSettings
 
 # The commands, their settings, and presets by name.
@@ -120,7 +120,8 @@ def _named(annotation: Any) -> str:
         return f"several {_named(inner[0])}"
     if origin is dict:
         return "mapping"
-    return {str: "text", int: "integer", float: "number", bool: "true or false"}.get(annotation, str(annotation))
+    names = {str: "text", ByteSize: "text", int: "integer", float: "number", bool: "true or false"}
+    return names.get(annotation, str(annotation))
 
 
 def _limit(item: Any) -> str:

@@ -46,7 +46,7 @@ _open_options = together(
 )
 _RARE = (
     *("passages.strict", "passages.max_words", "bm25", "encoder.dtype", "encoder.batch_size", "encoder.device"),
-    *("vectors.recall", "vectors.adopt"),
+    "vectors.recall",
 )
 
 
@@ -77,17 +77,14 @@ def build(out: Path, replace: bool, shard: Shard, **given: Any) -> None:
       reasonrag index build --kind dense --encoder intfloat/e5-base-v2 --out indexes/mine
     Wikipedia 2018 as Search-R1 and ReasonRAG use it, in at most 32 GB:
       reasonrag index build --corpus wiki18 --kind bm25 --max-memory 32G --out indexes/wiki18
-    An existing FAISS index, such as Search-R1's, without encoding anything:
-      reasonrag index build --corpus wiki18 --kind dense --encoder intfloat/e5-base-v2 --adopt e5_Flat.index \\
-          --out indexes/wiki18
     A folder of texts, cut into passages of 100 words:
       reasonrag index build --corpus texts/ --chunk-words 100 --kind bm25 --out indexes/texts
     """
     from reasonrag.commands.console import StageLines, error_console, log_plainly, table_console
     from reasonrag.core.settings import gather, validate
     from reasonrag.core.table import Table
-    from reasonrag.retrieval.index.build import build_index
-    from reasonrag.retrieval.index.settings import IndexConfig, show_size
+    from reasonrag.retrieval.build import build_index
+    from reasonrag.retrieval.index import IndexConfig, show_size
 
     config = validate(IndexConfig, gather({}, **sources(given)))
     log_plainly()
@@ -118,7 +115,7 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
     """
     from reasonrag.commands.console import log_plainly
     from reasonrag.core.settings import validate
-    from reasonrag.retrieval.index.folder import IndexFolder
+    from reasonrag.retrieval.index import IndexFolder
     from reasonrag.retrieval.open import kinds, open_index
     from reasonrag.retrieval.server import ServeSettings
     from reasonrag.retrieval.server import serve as serve_until_stopped
@@ -237,7 +234,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
     """Print what `examine` measured as two tables."""
     from reasonrag.commands.console import table_console
     from reasonrag.core.table import Table
-    from reasonrag.retrieval.index.settings import show_size
+    from reasonrag.retrieval.index import show_size
 
     parts = []
     for name, part in report["parts"].items():

@@ -238,7 +238,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.pipeline.models import as_served
     from reasonrag.pipeline.parts import check, judge_service, open_engine, open_parts
     from reasonrag.pipeline.work import Progress
-    from reasonrag.retrieval.batched import BatchedRetriever
+    from reasonrag.retrieval.base import BatchedRetriever
     from reasonrag.storage.files import lock
     from reasonrag.storage.journal import Journal
 

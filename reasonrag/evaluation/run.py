@@ -52,8 +52,7 @@ from reasonrag.pipeline.parts import (
 )
 from reasonrag.pipeline.tables import count_calls
 from reasonrag.pipeline.work import Count, Progress, work_through
-from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.batched import BatchedRetriever
+from reasonrag.retrieval.base import BatchedRetriever, Retriever
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
 from reasonrag.storage.folder import Folder, RunFolder
 from reasonrag.storage.parquet import Row, ShardWriter

@@ -23,7 +23,7 @@ from reasonrag.pipeline.models import as_served
 from reasonrag.pipeline.parts import Parts, check, open_engine, open_judge, open_parts, open_questions, open_retriever
 from reasonrag.pipeline.tables import count_calls, count_pairs_of, export_pairs, export_trees, finish_shard, tree_rows
 from reasonrag.pipeline.work import Count, Progress, work_through
-from reasonrag.retrieval.batched import BatchedRetriever
+from reasonrag.retrieval.base import BatchedRetriever
 from reasonrag.rollout import callable_in_notebooks
 from reasonrag.spre import JudgeEvaluator, PRMEvaluator, RolloutEvaluator
 from reasonrag.storage.files import RUNS, write_json

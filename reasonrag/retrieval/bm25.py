@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from importlib import import_module
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -26,29 +26,34 @@ from numpy.typing import NDArray
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import LocalRetriever
-from reasonrag.retrieval.corpus import CorpusSource, GivenCorpus, open_corpus
-from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan, Silent
-from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_passages, passages_plan, save_array
-from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
+from reasonrag.retrieval.index import (
+    BM25Config,
+    BuildProgress,
+    Draft,
+    IndexFolder,
+    Manifest,
+    PassagesConfig,
+    Plan,
+    Silent,
+)
+from reasonrag.retrieval.passages import (
+    PASSAGES,
+    GivenCorpus,
+    PassageStore,
+    build_passages,
+    open_corpus,
+    passages_plan,
+    save_array,
+)
 from reasonrag.storage.files import short_hash
 
+# bm25s imports JAX if that is installed, and computes with it at once. On a GPU, JAX takes three quarters of the memory
+# for that, which the models of this process need.
+_JAX = sys.modules.setdefault("jax", None)  # type: ignore[arg-type]  # None makes an import fail
+bm25s = import_module("bm25s")
+if _JAX is None:
+    del sys.modules["jax"]
 
-def _import_without_jax() -> Any:
-    """Import bm25s, which imports JAX if that is installed, and computes with it at once.
-
-    On a GPU, JAX takes three quarters of the memory for that, which the models of this process need.
-    """
-    jax = sys.modules.setdefault("jax", None)  # type: ignore[arg-type]  # None makes an import fail
-    try:
-        import bm25s
-
-        return bm25s
-    finally:
-        if jax is None:
-            del sys.modules["jax"]
-
-
-bm25s = _import_without_jax()
 # The names under which bm25s looks for its files.
 _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
 _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
@@ -56,7 +61,7 @@ _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
 _TOKEN = re.compile(r"(?u)\w+")
 _CHUNK = 16_384  # passages: 200 MB while they are cut into words
 _BYTES_A_POSTING = 80  # while scores are merged
-_MAX_BYTES = 1 << 30  # while the scores of an index in the cache are merged
+_MAX_BYTES = 1 << 30  # while scores are merged
 _MOST_WORDS = 1024  # of a query
 _STRICT = PassagesConfig(strict=True)
 
@@ -115,7 +120,7 @@ class BM25Retriever(LocalRetriever):
         self._tokenizer = Tokenizer(BM25Config(**settings))
         identity = [passages.files[PASSAGES], bm25.plan.document()["settings"], dict(bm25.plan.versions)]
         # One thread, because numpy holds the GIL for most of a search; a second one would only add to the wait.
-        super().__init__(PassageStore(index.part("passages")), identity=identity)
+        super().__init__(PassageStore(index), identity=identity)
         loaded = bm25s.BM25.load(index.part("bm25"), mmap=True, show_progress=False)
         self._word_ids: dict[str, int] = loaded.vocab_dict
         # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
@@ -132,7 +137,7 @@ class BM25Retriever(LocalRetriever):
 
         Raises:
             ConfigError: the stemmer or the list of stop-words is unknown.
-            DataError: the corpus cannot be read, has unusable rows or no words, or the cache cannot be written.
+            DataError: the corpus cannot be read, or has unusable rows or no words.
         """
         config = config or BM25Config()
         Tokenizer(config)  # raises before the corpus is read
@@ -142,11 +147,9 @@ class BM25Retriever(LocalRetriever):
         index = IndexFolder(cache / f"bm25-{short_hash(decides_the_index)}")
         passages = index.sound(plan)
         if passages is None or index.sound(_plan(passages.fingerprint, config)) is None:
-            try:
-                with index.locked():
-                    _build(index, source, config)
-            except OSError as error:
-                raise DataError(f"the BM25 index cannot be written to {cache} ({error.strerror or error})") from error
+            with index.locked():
+                build_passages(index, source, _STRICT, progress=Silent())
+                build_bm25(index, config, progress=Silent())
         return cls(index)
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
@@ -190,13 +193,18 @@ class BM25Retriever(LocalRetriever):
 
 
 def build_bm25(
-    index: IndexFolder, settings: BM25Config, *, max_bytes: int, progress: BuildProgress, chunk: int = _CHUNK
+    index: IndexFolder,
+    settings: BM25Config,
+    *,
+    progress: BuildProgress,
+    max_bytes: int = _MAX_BYTES,
+    chunk: int = _CHUNK,
 ) -> Manifest:
     """Build the part `bm25` if it is missing or damaged. A killed build resumes.
 
     The index has the part `passages`; the caller holds its lock. `max_bytes` is the memory for the scores that are
     merged together; those of one word are never divided. `chunk` passages are cut into words at a time, fewer if they
-    are long. Neither changes the result.
+    are long; it decides the order of the words in the files, and no score.
 
     Raises:
         ConfigError: the stemmer or the list of stop-words is unknown.
@@ -206,34 +214,45 @@ def build_bm25(
     if manifest := index.sound(plan):
         return manifest
     tokenizer, draft = Tokenizer(settings), Draft(index, plan)
-    with closing(PassageStore(index.part("passages"))) as store:
-        chunks = [_Chunk(draft, start, stop) for start, stop in store.ranges(chunk)]
-        done = sum(piece.stop - piece.start for piece in chunks if piece.is_done)
-        progress.start("words of passages", total=len(store), unit="passages", done=done)
-        for piece in chunks:
-            if not piece.is_done:
-                texts = (_titled(text, settings.title_weight) for text in store.contents(piece.start, piece.stop))
-                piece.write(*tokenizer.ids(texts))
-                progress.advance(piece.stop - piece.start)
-    frequencies = _write_vocabulary(draft, chunks)
+    chunks: list[_Chunk] = []
+    vocabulary: dict[str, int] = {}
+    with closing(PassageStore(index)) as store:
+        progress.start("words of passages", total=len(store), unit="passages")
+        for start, stop in store.ranges(chunk):
+            piece = _Chunk(draft, start)
+            chunks.append(piece)
+            if piece.is_done:
+                for word in piece.new_words():
+                    vocabulary[word] = len(vocabulary)
+            else:
+                texts = (_titled(text, settings.title_weight) for text in store.contents(start, stop))
+                piece.write(*tokenizer.ids(texts), vocabulary)
+            progress.advance(stop - start)
+    if not vocabulary:
+        raise DataError("no passage of the corpus holds a word that can be searched for")
+    frequencies = np.zeros(len(vocabulary), dtype=np.int64)  # passages by word
+    for piece in chunks:
+        frequencies += np.bincount(piece.array("words"), minlength=len(vocabulary))
     indptr = np.concatenate([[0], np.cumsum(frequencies)])
-    with draft.writing(_INDPTR) as file:
-        save_array(file, indptr)
-    progress.start("scores", total=int(indptr[-1]), unit="scores")
+    postings = int(indptr[-1])
+    progress.start("scores", total=postings, unit="scores")
     with draft.writing(_DATA) as data, draft.writing(_INDICES) as indices:
         for file, kind in ((data, "<f4"), (indices, "<i4")):
-            header = {"descr": kind, "fortran_order": False, "shape": (int(indptr[-1]),)}
+            header = {"descr": kind, "fortran_order": False, "shape": (postings,)}
             np.lib.format.write_array_header_1_0(file, header)
         for scores, rows in _merged(chunks, frequencies, indptr, settings, max_bytes // _BYTES_A_POSTING):
-            data.write(scores.data)
-            indices.write(rows.data)
+            data.write(scores.astype("<f4").data)
+            indices.write(rows.astype("<i4").data)
             progress.advance(len(rows))
     # Without a named backend, bm25s would use numba if it is installed.
     parameters = {"k1": settings.k1, "b": settings.b, "method": "lucene", "backend": "numpy"}
-    parameters |= {"num_docs": chunks[-1].stop, "version": version("bm25s")}
-    with draft.writing(_PARAMETERS) as file:
-        file.write(json.dumps(parameters, indent=1).encode())
-    return draft.finish({"passages": chunks[-1].stop, "words": len(frequencies), "postings": int(indptr[-1])})
+    parameters |= {"num_docs": stop, "version": version("bm25s")}
+    with draft.writing(_INDPTR) as file:
+        save_array(file, indptr)
+    for name, document in ((_VOCABULARY, vocabulary), (_PARAMETERS, parameters)):
+        with draft.writing(name) as file:
+            file.write(json.dumps(document, ensure_ascii=False).encode())
+    return draft.finish({"passages": stop, "words": len(vocabulary), "postings": postings})
 
 
 def _plan(passages: str, settings: BM25Config) -> Plan:
@@ -242,82 +261,61 @@ def _plan(passages: str, settings: BM25Config) -> Plan:
     return Plan("bm25", {"passages": passages}, {**settings.model_dump(), "token": _TOKEN.pattern}, versions)
 
 
-def _build(index: IndexFolder, source: CorpusSource, config: BM25Config) -> None:
-    """Build missing or damaged parts; if the corpus is unusable, delete the folder."""
-    try:
-        build_passages(index, source, _STRICT, progress=Silent())
-        build_bm25(index, config, max_bytes=_MAX_BYTES, progress=Silent())
-    except DataError:
-        shutil.rmtree(index.path, ignore_errors=True)
-        raise
-
-
 class _Chunk:
-    """Words and postings of the passages from `start` to `stop`, as files in the scratch folder of a draft."""
+    """Words and postings of some passages, as files in the scratch folder of a draft.
 
-    def __init__(self, draft: Draft, start: int, stop: int) -> None:
-        self.start, self.stop = start, stop
+    Arrays: `lengths` in words by passage; and by posting, sorted by word, then by passage: `words` (ids), `rows`
+    (passages, counted from the first of the chunk) and `times` (how often the word occurs in the passage).
+    """
+
+    def __init__(self, draft: Draft, start: int) -> None:
+        self.start = start
         self._draft = draft
-        self._name = f"{start}-{stop}"
+        self._folder = f"{start:012d}"
 
     @property
     def is_done(self) -> bool:
         """Whether the chunk is complete: the lengths are written last."""
-        return self._draft.holds(f"{self._name}/lengths.npy", scratch=True)
+        return self._draft.holds(f"{self._folder}/lengths.npy", scratch=True)
 
-    def write(self, ids: list[list[int]], vocabulary: dict[str, int]) -> None:
-        """Write sorted words, and for each word its passages and how often it occurs in them."""
-        words = sorted(vocabulary)
-        ranks = np.empty(len(words), dtype=np.int64)  # by the tokenizer's id: the word's place in the sorted words
-        ranks[[vocabulary[word] for word in words]] = np.arange(len(words))
+    def write(self, ids: list[list[int]], local: dict[str, int], vocabulary: dict[str, int]) -> None:
+        """Write the chunk: word ids by passage, with the words of these ids, and the ids of words of earlier chunks.
+
+        Words that no earlier chunk has are added to the vocabulary in order.
+        """
+        new_words = sorted(word for word in local if word not in vocabulary)
+        for word in new_words:
+            vocabulary[word] = len(vocabulary)
+        global_ids = np.empty(len(local), dtype=np.int64)
+        for word, local_id in local.items():
+            global_ids[local_id] = vocabulary[word]
         lengths = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
         flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
         # Word and passage in one number, so that sorting orders by word, then by passage.
-        pairs = ranks[flat] * len(ids) + np.repeat(np.arange(len(ids)), lengths)
+        pairs = global_ids[flat] * len(ids) + np.repeat(np.arange(len(ids)), lengths)
         pairs, times = np.unique(pairs, return_counts=True)
-        passages_per_word = np.bincount(pairs // len(ids), minlength=len(words))
-        with self._draft.writing(f"{self._name}/words.txt", scratch=True) as file:
-            file.write("\n".join(words).encode())
-        self.put("indptr", np.concatenate([[0], np.cumsum(passages_per_word)]))
-        rows = pairs % len(ids)
-        for name, values in (("rows", rows), ("times", times)):
-            self.put(name, values.astype(np.min_scalar_type(values.max(initial=0))))
-        self.put("lengths", lengths)
+        words, rows = np.divmod(pairs, len(ids))
+        with self._draft.writing(f"{self._folder}/words.txt", scratch=True) as file:
+            file.write("\n".join(new_words).encode())
+        for name, values in {"words": words, "rows": rows, "times": times, "lengths": lengths}.items():
+            with self._draft.writing(f"{self._folder}/{name}.npy", scratch=True) as file:
+                save_array(file, values.astype(np.min_scalar_type(values.max(initial=0))))
 
-    def words(self) -> list[str]:
-        text = (self._draft.scratch / self._name / "words.txt").read_text(encoding="utf-8")
+    def new_words(self) -> list[str]:
+        """Return the words that no earlier chunk has."""
+        text = (self._draft.scratch / self._folder / "words.txt").read_text(encoding="utf-8")
         return text.split("\n") if text else []
 
-    def put(self, name: str, values: _Array) -> None:
-        with self._draft.writing(f"{self._name}/{name}.npy", scratch=True) as file:
-            save_array(file, values)
-
     def array(self, name: str) -> _Array:
-        values: _Array = np.load(self._draft.scratch / self._name / f"{name}.npy", mmap_mode="r")
+        values: _Array = np.load(self._draft.scratch / self._folder / f"{name}.npy", mmap_mode="r")
         return values
-
-
-def _write_vocabulary(draft: Draft, chunks: Sequence[_Chunk]) -> NDArray[np.int64]:
-    """Write the sorted words of all chunks, and the places of each chunk's words; return the passages per word."""
-    words = sorted(set(chain.from_iterable(chunk.words() for chunk in chunks)))
-    if not words:
-        raise DataError("no passage of the corpus holds a word that can be searched for")
-    places = {word: place for place, word in enumerate(words)}
-    frequencies = np.zeros(len(words), dtype=np.int64)
-    for chunk in chunks:
-        chunk_places = np.fromiter(map(places.__getitem__, chunk.words()), dtype=np.int64)
-        chunk.put("places", chunk_places)
-        frequencies[chunk_places] += np.diff(chunk.array("indptr"))
-    with draft.writing(_VOCABULARY) as file:
-        file.write(json.dumps(places, ensure_ascii=False).encode())
-    return frequencies
 
 
 def _merged(
     chunks: Sequence[_Chunk], frequencies: _Array, indptr: _Array, settings: BM25Config, limit: int
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
+) -> Iterator[tuple[_Array, _Array]]:
     """Yield scores and passages of all postings, by word, then by passage, in ranges of about `limit` postings."""
-    lengths = np.concatenate([chunk.array("lengths") for chunk in chunks])
+    lengths = np.concatenate([chunk.array("lengths") for chunk in chunks]).astype(np.int32)
     # Lucene's BM25 (Kamphuis et al., ECIR 2020, table 1), in the types of bm25s, so that every bit is the same:
     # idf * tf / (tf + k1 * (1 - b + b * length / mean length))
     idf = np.log(1 + (len(lengths) - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
@@ -326,21 +324,16 @@ def _merged(
     while start < len(idf):
         within_limit = int(np.searchsorted(indptr, indptr[start] + limit, side="right")) - 1
         stop = max(start + 1, within_limit)
-        size = int(indptr[stop] - indptr[start])
-        scores, score_rows = np.empty(size, dtype="<f4"), np.empty(size, dtype="<i4")
-        next_free = indptr[start:stop] - indptr[start]  # where the next chunk's postings of each word go
+        of_chunks = []
         for chunk in chunks:
-            places = chunk.array("places")
-            low, high = np.searchsorted(places, (start, stop))
-            words, bounds = np.array(places[low:high]), np.array(chunk.array("indptr")[low : high + 1])
-            counts = np.diff(bounds)
-            rows = chunk.array("rows")[bounds[0] : bounds[-1]].astype(np.int64) + chunk.start
-            times = np.array(chunk.array("times")[bounds[0] : bounds[-1]])
-            target = np.repeat(next_free[words - start] - bounds[:-1], counts) + np.arange(bounds[0], bounds[-1])
-            scores[target] = np.repeat(idf[words], counts) * (times / (norms[rows] + times))
-            score_rows[target] = rows
-            next_free[words - start] += counts
-        yield scores, score_rows
+            low, high = np.searchsorted(chunk.array("words"), (start, stop))
+            words, rows, times = (chunk.array(name)[low:high] for name in ("words", "rows", "times"))
+            of_chunks.append((words.astype(np.int32), rows.astype(np.int64) + chunk.start, times.astype(np.int64)))
+        words, rows, times = map(np.concatenate, zip(*of_chunks, strict=True))
+        # Chunks are in the order of their passages, so a stable sort by word leaves each word's passages in order.
+        order = np.argsort(words, kind="stable")
+        words, rows, times = words[order], rows[order], times[order]
+        yield idf[words] * (times / (norms[rows] + times)), rows
         start = stop
 
 

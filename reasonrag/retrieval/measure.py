@@ -14,10 +14,9 @@ from reasonrag.core.errors import DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.types import Question
 from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.index.folder import BuildProgress, IndexFolder
-from reasonrag.retrieval.index.passages import PassageStore
-from reasonrag.retrieval.index.vectors import self_queries
+from reasonrag.retrieval.index import BuildProgress, IndexFolder
 from reasonrag.retrieval.open import open_index
+from reasonrag.retrieval.passages import PassageStore, self_queries
 
 TOP_K = 10
 _BATCH = 64
@@ -53,7 +52,7 @@ def examine(
             "settings": dict(manifest.plan.settings),
             "fingerprint": manifest.fingerprint,
         }
-    with closing(PassageStore(index.part("passages"))) as store:
+    with closing(PassageStore(index)) as store:
         drawn = self_queries(store, sample, seed=seed)
         ids, queries = [store.passage(row).id for row, _ in drawn], [query for _, query in drawn]
     started = time.perf_counter()

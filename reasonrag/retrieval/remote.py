@@ -24,7 +24,7 @@ from reasonrag.core.calls import (
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage, as_finite
-from reasonrag.retrieval.corpus import passage_contents
+from reasonrag.retrieval.passages import passage_contents
 from reasonrag.storage.questions import passage_id
 from reasonrag.storage.records import text_id
 

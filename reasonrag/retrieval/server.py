@@ -14,8 +14,7 @@ from reasonrag.core.errors import BackendError, RetrievalError
 from reasonrag.core.serving import App, ListenSettings, Receive, Refusal, Response, Scope, describe_problems, run_app
 from reasonrag.core.settings import setting
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore, Ranking
+from reasonrag.retrieval.base import BatchedRetriever, MemoryStore, Ranking, Retriever
 
 log = structlog.get_logger()
 

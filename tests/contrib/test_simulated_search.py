@@ -12,7 +12,7 @@ from reasonrag.core.types import Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.tables import count_calls
-from reasonrag.retrieval.batched import BatchedRetriever
+from reasonrag.retrieval.base import BatchedRetriever
 from reasonrag.storage.journal import Journal
 
 QUERIES = [f"who built ship {n}" for n in range(200)]

@@ -6,7 +6,7 @@ from reasonrag.core.config import POLICY_CARD, PRESETS, Config, PolicyCard, copy
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import Section, dump, identity, parse_assignment, validate
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.retrieval.index.settings import IndexConfig
+from reasonrag.retrieval.index import IndexConfig
 from reasonrag.retrieval.server import ServeSettings
 from reasonrag.training.settings import DPOSettings
 

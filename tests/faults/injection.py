@@ -39,8 +39,8 @@ from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import ChatTemplate, chat_with_tools
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.retrieval.combined import RerankedRetriever
 from reasonrag.retrieval.encoders import LexicalEncoder
+from reasonrag.retrieval.open import RerankedRetriever
 from reasonrag.rewards import REWARDS, RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.base import trajectory_text
 from reasonrag.rewards.judge import JudgeService, quoted

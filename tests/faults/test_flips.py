@@ -15,12 +15,11 @@ import pytest
 from reasonrag.core.errors import InputError
 from reasonrag.publish.publish import PublishOptions, stage
 from reasonrag.publish.verify import verify
-from reasonrag.retrieval.index.embeddings import build_embeddings
-from reasonrag.retrieval.index.folder import IndexFolder, Silent
-from reasonrag.retrieval.index.vectors import VectorSettings, build_vectors, open_vectors
+from reasonrag.retrieval.dense import VectorSettings, build_embeddings, build_vectors, open_vectors
+from reasonrag.retrieval.index import IndexFolder, Silent
 from tests.faults.matrix import Figure, Rounds
 from tests.publish.toys import write_run
-from tests.retrieval.index.dense_toys import WordsEncoder, passages, sentences
+from tests.retrieval.toys import WordsEncoder, passages, sentences
 
 
 def each_flip(files: Sequence[Path], count: int, *, seed: int = 0) -> Iterator[Path]:

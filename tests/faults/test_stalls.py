@@ -120,7 +120,7 @@ ENDED_BY = {
     "online_rl/trainer.py: begun.result()": "it is done",
     "online_rl/collector.py: self.start(...).result()": "the watch: `progressing` in each work",
     "online_rl/trainer.py: wait([self.ahead[1]])": "the watch: `progressing` in each work",
-    "retrieval/batched.py: batch.full.wait()": "a deadline around it",
+    "retrieval/base.py: batch.full.wait()": "a deadline around it",
     "rollout.py: thread.submit(...).result()": "limits of what it calls",
     "storage/files.py: fcntl.flock(handle, fcntl.LOCK_EX)": "the kernel, when the other process ends",
 }

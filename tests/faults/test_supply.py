@@ -18,7 +18,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.retrieval.index.folder import IndexFolder
+from reasonrag.retrieval.index import IndexFolder
 from reasonrag.training.folder import last_checkpoint, mark_complete
 from tests.e2e import product
 from tests.e2e.world import World

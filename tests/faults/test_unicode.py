@@ -14,7 +14,7 @@ from reasonrag.core.errors import DataError
 from reasonrag.core.text import parse_json, valid_unicode
 from reasonrag.dpo.preferences import read_preferences
 from reasonrag.publish.verify import verify
-from reasonrag.retrieval.corpus import open_corpus
+from reasonrag.retrieval.passages import open_corpus
 from reasonrag.storage.questions import load_questions
 from reasonrag.storage.records import CALLS, read_calls
 from tests.e2e import product

@@ -6,7 +6,7 @@ import pytest
 
 from reasonrag.core.errors import RetrievalError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.combined import HybridRetriever, reciprocal_rank_fusion
+from reasonrag.retrieval.open import HybridRetriever, reciprocal_rank_fusion
 
 A, B, C, D = (Passage(name, f"text of {name}", 7.0) for name in "abcd")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.errors import DataError
-from reasonrag.retrieval.corpus import open_corpus, passage_contents
+from reasonrag.retrieval.passages import open_corpus, passage_contents
 
 ROWS = [{"id": str(i), "contents": f"T{i}\nline\u2028one {i}"} for i in range(7)]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
@@ -155,15 +155,3 @@ def test_contents_are_title_and_text_where_there_are_none() -> None:
     assert passage_contents({"title": None, "text": "x\ud83d"}) == "x?"
     assert passage_contents({"title": 1917, "text": "x"}) == "1917\nx"
     assert passage_contents({"title": "T"}) is passage_contents({"contents": " "}) is None
-
-
-def test_a_corpus_that_changes_while_it_is_read_is_no_corpus(tmp_path):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(LINES)
-    source = open_corpus(str(path))
-    source.checksum()
-    rows = source.rows()
-    next(rows)
-    path.write_bytes(LINES + b'{"id": "7", "contents": "late"}\n')
-    with pytest.raises(DataError, match="changed while it was read; run the same command again"):
-        list(rows)

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.retrieval.dense import DenseRetriever
-from reasonrag.retrieval.encoders import open_text_encoder
-from reasonrag.retrieval.index.embeddings import build_embeddings
-from reasonrag.retrieval.index.folder import IndexFolder, Silent
-from reasonrag.retrieval.index.settings import EncoderConfig
-from reasonrag.retrieval.index.vectors import VectorSettings, build_vectors
-from tests.retrieval.index.dense_toys import WordsEncoder, passages, sentences
+from reasonrag.retrieval.dense import DenseRetriever, VectorSettings, build_embeddings, build_vectors
+from reasonrag.retrieval.encoders import TextEncoder
+from reasonrag.retrieval.index import EncoderConfig, IndexFolder, Silent
+from tests.retrieval.toys import WordsEncoder, passages, sentences
 
 faiss = pytest.importorskip("faiss")
 needs_model = pytest.mark.skipif(
@@ -73,7 +70,7 @@ def model() -> str:
 def index(model, tmp_path_factory) -> IndexFolder:
     index = passages(tmp_path_factory.mktemp("dense"), TEXTS)
     with index.locked():
-        build_embeddings(index, open_text_encoder(EncoderConfig(name=model, device="cpu")), progress=Silent())
+        build_embeddings(index, TextEncoder(EncoderConfig(name=model, device="cpu")), progress=Silent())
     return index
 
 
@@ -109,14 +106,14 @@ def test_another_encoder_is_refused_with_one_clear_line(index, model, tmp_path):
     pooling |= {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
     (other / "1_Pooling/config.json").write_text(json.dumps(pooling))
     message = (
-        r"index .* was built with encoder model \(\w{12}\), this is encoder tuned \(\w{12}\): checksum '\w{12}', "
-        r"not '\w{12}'; open it with the encoder that built it, or build it again"
+        r"index .* was built with another encoder than tuned: checksum '\w{12}', not '\w{12}', pooling 'mean', "
+        r"not 'cls'; open it with model, or build it again"
     )
     with pytest.raises(ConfigError, match=message) as error:
         DenseRetriever(index, str(other), device="cpu")
     assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match=r"max_tokens '256', not '64'; open it"):
-        DenseRetriever(index, open_text_encoder(EncoderConfig(name=model, max_tokens=64, device="cpu")))
+    with pytest.raises(ConfigError, match=r"max_tokens '256', not '64'; open it with model"):
+        DenseRetriever(index, TextEncoder(EncoderConfig(name=model, max_tokens=64, device="cpu")))
 
 
 @needs_model

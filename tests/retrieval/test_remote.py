@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.batched import BatchedRetriever
+from reasonrag.retrieval.base import BatchedRetriever
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.questions import passage_id

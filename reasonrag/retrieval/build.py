@@ -9,11 +9,8 @@ from pathlib import Path
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.types import WHOLE, Shard
-from reasonrag.retrieval.corpus import open_corpus
-from reasonrag.retrieval.encoders import TextEncoder
-from reasonrag.retrieval.index.folder import BuildProgress, IndexFolder, Manifest, Part
-from reasonrag.retrieval.index.passages import PassageStore, build_passages, passages_plan
-from reasonrag.retrieval.index.settings import IndexConfig, show_size
+from reasonrag.retrieval.index import BuildProgress, IndexConfig, IndexFolder, Manifest, Part, show_size
+from reasonrag.retrieval.passages import PassageStore, build_passages, open_corpus, passages_plan, self_queries
 
 TUNING_QUERIES = 200
 _MOST_MERGED = 1 << 30  # bytes of scores in memory at a time: more does not make it faster
@@ -35,10 +32,8 @@ def build_index(
     """
     if not config.kind:
         raise ConfigError("no kind of index is given; add --kind bm25, --kind dense, or both")
-    if shard != WHOLE and ("dense" not in config.kind or config.vectors.adopt is not None):
-        raise ConfigError(
-            "--shard is a part of the passages to encode: add --kind dense without --adopt, or leave it out"
-        )
+    if shard != WHOLE and "dense" not in config.kind:
+        raise ConfigError("--shard is a part of the passages to encode: add --kind dense, or leave it out")
     if "bm25" in config.kind:
         from reasonrag.retrieval.bm25 import Tokenizer
 
@@ -53,14 +48,20 @@ def build_index(
 
     with index.locked(waiting=waiting):
         _passages(index, config, replace, progress)
-        if shard == WHOLE:
-            _kinds(index, config, progress)
     if shard != WHOLE:
-        if _encode(index, config, shard, progress):
-            with index.locked(waiting=waiting):
-                _kinds(index, config, progress)
-        else:
+        from reasonrag.retrieval.dense import encode_part
+        from reasonrag.retrieval.encoders import TextEncoder
+
+        if not encode_part(index, TextEncoder(config.encoder), shard, progress=progress):
             progress.note(f"shard {shard} is encoded; the last one, or this command without --shard, builds the rest")
+            return {part: index.need(part) for part in index.parts()}
+    with index.locked(waiting=waiting):
+        if "bm25" in config.kind:
+            from reasonrag.retrieval.bm25 import build_bm25
+
+            build_bm25(index, config.bm25, max_bytes=min(config.max_bytes // 4, _MOST_MERGED), progress=progress)
+        if "dense" in config.kind:
+            _vectors(index, config, progress)
     return {part: index.need(part) for part in index.parts()}
 
 
@@ -85,38 +86,16 @@ def _passages(index: IndexFolder, config: IndexConfig, replace: bool, progress: 
             index.remove(part)
 
 
-def _kinds(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> None:
-    if "bm25" in config.kind:
-        from reasonrag.retrieval.bm25 import build_bm25
+def _vectors(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> None:
+    from reasonrag.retrieval.dense import build_embeddings, build_vectors, choose
+    from reasonrag.retrieval.encoders import TextEncoder
 
-        build_bm25(index, config.bm25, max_bytes=min(config.max_bytes // 4, _MOST_MERGED), progress=progress)
-    if "dense" in config.kind:
-        from reasonrag.retrieval.encoders import open_text_encoder
-        from reasonrag.retrieval.index.vectors import adopt_vectors
-
-        encoder = open_text_encoder(config.encoder)
-        if config.vectors.adopt is None:
-            _vectors(index, config, encoder, progress)
-        else:
-            adopt_vectors(index, named_path(config.vectors.adopt), encoder, progress=progress)
-
-
-def _encode(index: IndexFolder, config: IndexConfig, shard: Shard, progress: BuildProgress) -> bool:
-    """Encode a part of the passages; return whether all parts are encoded now."""
-    from reasonrag.retrieval.encoders import open_text_encoder
-    from reasonrag.retrieval.index.embeddings import encode_part
-
-    return encode_part(index, open_text_encoder(config.encoder), shard, progress=progress)
-
-
-def _vectors(index: IndexFolder, config: IndexConfig, encoder: TextEncoder, progress: BuildProgress) -> None:
-    from reasonrag.retrieval.index.embeddings import build_embeddings
-    from reasonrag.retrieval.index.vectors import build_vectors, choose, self_queries
-
-    embeddings = build_embeddings(index, encoder, progress=progress)
-    rows, dims = embeddings.counts["passages"], embeddings.counts["dims"]
-    settings = choose(rows, dims, config.max_bytes, kind=config.vectors.kind, recall=config.vectors.recall)
-    with closing(PassageStore(index.part("passages"))) as store:
+    encoder = TextEncoder(config.encoder)
+    counts = build_embeddings(index, encoder, progress=progress).counts
+    settings = choose(
+        counts["passages"], counts["dims"], config.max_bytes, kind=config.vectors.kind, recall=config.vectors.recall
+    )
+    with closing(PassageStore(index)) as store:
         queries = encoder.encode_queries([piece for _, piece in self_queries(store, TUNING_QUERIES)])
     progress.note(f"vectors: {settings.kind} {settings.factory}, chosen for {show_size(config.max_bytes)} of memory")
     build_vectors(index, settings, queries=queries, progress=progress)

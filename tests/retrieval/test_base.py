@@ -9,7 +9,7 @@ import pytest
 
 from reasonrag.core.errors import RetrievalError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore
+from reasonrag.retrieval.base import BatchedRetriever, MemoryStore
 
 
 class EchoRetriever:

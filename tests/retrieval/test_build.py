@@ -9,12 +9,10 @@ import pytest
 
 from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.retrieval.corpus import open_corpus
-from reasonrag.retrieval.index.build import build_index
-from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan, Silent
-from reasonrag.retrieval.index.passages import build_passages
-from reasonrag.retrieval.index.settings import IndexConfig, PassagesConfig, parse_size
+from reasonrag.retrieval.build import build_index
+from reasonrag.retrieval.index import Draft, IndexConfig, IndexFolder, PassagesConfig, Plan, Silent
 from reasonrag.retrieval.open import kinds, open_index
+from reasonrag.retrieval.passages import build_passages, open_corpus
 
 
 def corpus(path: Path, *texts: str) -> Path:
@@ -61,9 +59,3 @@ def test_a_replacement_that_was_killed_behind_the_passages_leaves_no_part_over_t
     build_index(out, config(path), replace=True, progress=Silent())
     assert kinds(index) == ["bm25"]
     open_index(RetrievalConfig(index=str(out)))
-
-
-@pytest.mark.parametrize("size", ["9" * 400 + "T", "nan", "-1G", "1e9G", ""])
-def test_a_size_that_is_none_is_refused(size: str) -> None:
-    with pytest.raises(ConfigError, match="is not of the form"):
-        parse_size(size)

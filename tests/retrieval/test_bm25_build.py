@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import Tokenizer, build_bm25
-from reasonrag.retrieval.corpus import GivenCorpus
-from reasonrag.retrieval.index.folder import IndexFolder, Manifest, Silent
-from reasonrag.retrieval.index.passages import build_passages
-from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
+from reasonrag.retrieval.index import BM25Config, IndexFolder, Manifest, PassagesConfig, Silent
+from reasonrag.retrieval.passages import GivenCorpus, build_passages
 from tests.retrieval.forked import forked
 
 WORDS = st.sampled_from(["film", "films", "Spielberg", "directed", "Pál", "pal", "X", "of", "the", "2001", "東京", "_"])
@@ -52,7 +50,6 @@ def test_every_score_is_the_one_that_bm25s_computes(
     ours, whole = bm25s.BM25.load(folder / "bm25", mmap=True, show_progress=False), expected(texts, chosen)
     words = {word for text in texts for word in Tokenizer(chosen).words(text)}
     assert set(ours.vocab_dict) == words
-    assert list(ours.vocab_dict) == sorted(words)
     for word in words:
         np.testing.assert_allclose(ours.get_scores([word]), whole.get_scores([word]), rtol=0, atol=1e-6)
     assert manifest.counts == {"passages": len(texts), "words": len(words), "postings": len(whole.scores["data"])}
@@ -77,7 +74,7 @@ def build_until_killed(index: IndexFolder, steps: int) -> None:
 
 def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     texts = [f"common word{i % 7} number {i}" for i in range(100)]
-    whole = build(tmp_path / "whole", texts)
+    whole = build(tmp_path / "whole", texts, chunk=16)
     index = IndexFolder(tmp_path / "killed")
     given = GivenCorpus("given", [Passage(str(row), text) for row, text in enumerate(texts)])
     build_passages(index, given, PassagesConfig(), progress=Silent())

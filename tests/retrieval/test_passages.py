@@ -14,10 +14,8 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.corpus import CorpusSource, open_corpus
-from reasonrag.retrieval.index.folder import IndexFolder, Manifest, Silent
-from reasonrag.retrieval.index.passages import PassageStore, build_passages, split
-from reasonrag.retrieval.index.settings import PassagesConfig
+from reasonrag.retrieval.index import IndexFolder, Manifest, PassagesConfig, Silent
+from reasonrag.retrieval.passages import CorpusSource, PassageStore, build_passages, open_corpus, split
 from tests.retrieval.forked import forked
 
 STRICT = PassagesConfig(strict=True)
@@ -62,7 +60,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_rows_that_are_no_passage_are_set_aside_by_number_and_reason(tmp_path: Path) -> None:
     notes = Notes()
     manifest = build(tmp_path / "i", write(tmp_path / "c.jsonl", BAD), progress=notes)
-    store = PassageStore(tmp_path / "i/passages")
+    store = PassageStore(IndexFolder(tmp_path / "i"))
     assert [store.passage(row) for row in range(len(store))] == [Passage("1", "x"), Passage("7", "Pál?\nz")]
     lines = (tmp_path / "i/passages/set_aside.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
@@ -107,7 +105,7 @@ def test_long_passages_are_split_between_words_and_reported(tmp_path: Path) -> N
     text = "Title of it\n" + "  ".join(f"w{i}" for i in range(25))
     corpus = write(tmp_path / "c.jsonl", [{"id": "a", "contents": text}, {"id": "a#2", "contents": "x"}])
     build(tmp_path / "i", corpus, PassagesConfig(max_words=10))
-    store = PassageStore(tmp_path / "i/passages")
+    store = PassageStore(IndexFolder(tmp_path / "i"))
     found = [store.passage(row) for row in range(len(store))]
     assert [passage.id for passage in found] == ["a", "a#2", "a#3"]
     assert all(passage.contents.startswith("Title of it\nw") for passage in found)
@@ -122,7 +120,7 @@ def test_no_piece_of_a_passage_whose_id_came_before_is_taken(tmp_path: Path) -> 
     )
     corpus = write(tmp_path / "c.jsonl", [{"id": "x", "contents": first}, {"id": "x", "contents": second}])
     manifest = build(tmp_path / "i", corpus, PassagesConfig(max_words=10))
-    store = PassageStore(tmp_path / "i/passages")
+    store = PassageStore(IndexFolder(tmp_path / "i"))
     assert [store.passage(row).id for row in range(len(store))] == ["x", "x#2"]
     assert "b0" not in " ".join(store.contents(0, len(store)))
     assert manifest.counts["duplicate id"] == 1

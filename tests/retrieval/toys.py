@@ -8,8 +8,8 @@ import json
 
 import numpy as np
 
-from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan
-from reasonrag.retrieval.index.passages import OFFSETS, PASSAGES
+from reasonrag.retrieval.index import Draft, IndexFolder, Plan
+from reasonrag.retrieval.passages import OFFSETS, PASSAGES
 
 
 class WordsEncoder:
@@ -32,9 +32,6 @@ class WordsEncoder:
         rows = np.stack([sum(self._direction(word) for word in text.split()) for text in texts]).astype(np.float32)
         rows[[self._broken in text for text in texts]] = np.nan
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-    def count_cut(self, passages):
-        return sum(len(text.split()) > 8 for text in passages)
 
     def _direction(self, word):
         return _direction(f"{self._salt}{word}", self.dims)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.errors import DataError, RunError
-from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
+from reasonrag.retrieval.index import Draft, IndexFolder, Manifest, Plan
 
 PLAN = Plan("bm25", {"passages": "abc"}, {"k1": 1.2}, {"bm25s": "1"})
 

@@ -1,1 +1,0 @@
-"""Index folders: passages, words and vectors of a corpus, built once, resumable, checked, memory-mapped."""

@@ -1,0 +1,461 @@
+"""From a corpus (files, a folder, a data set on the Hub, a well-known name) to passages: one memory-mapped file.
+
+Rows are read one at a time, never all at once, and a killed build goes on at its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reasonrag.core.errors import DataError
+from reasonrag.core.settings import named_path, nearest
+from reasonrag.core.text import one_line, printable, quoted, valid_unicode
+from reasonrag.core.types import Passage
+from reasonrag.retrieval.index import BuildProgress, Draft, IndexFolder, Manifest, PassagesConfig, Plan
+from reasonrag.storage.files import naming, size_and_digest
+from reasonrag.storage.questions import load_questions, paragraph_corpus
+from reasonrag.storage.records import SUFFIXES, Row, RowProblems, raw_rows, text_id
+
+# Address and number of passages by name. wiki18 is the English Wikipedia of December 2018 in passages of 100 words
+# (arXiv:2004.04906), the file that FlashRAG and Search-R1 search in.
+KNOWN_CORPORA: Mapping[str, tuple[str, int]] = {
+    "wiki18": ("hub:PeterJinGo/wiki-18-corpus:wiki-18.jsonl.gz", 21_015_324),
+}
+# Data sets with questions that carry paragraphs, which together are the corpus.
+PARAGRAPH_CORPORA = ("hotpotqa", "2wikimultihopqa", "musique")
+PASSAGES, OFFSETS, SET_ASIDE = "passages.jsonl", "offsets.bin", "set_aside.jsonl"
+
+_TEXTS = (".txt", ".md")
+_HUB = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?:(?P<file>.+)")
+_IDS, _CHECKPOINT = "ids.bin", "state.json"
+_CHECKPOINT_ROWS = 50_000  # the most work that a kill can cost
+_DUPLICATE = "duplicate id"
+_UNUSABLE = "Repair or remove these rows; a passage has a unique id, and contents (or title and text)."
+# More than 100 characters without a blank count as several words, as not every script separates words.
+_WORD = re.compile(r"\S{1,100}")
+_TITLE_WORDS = 30
+_QUERY_WORDS = 8
+_RECENT_IDS = 1 << 20
+_as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for each line
+
+
+# --- Corpora ---
+
+
+class CorpusSource(Protocol):
+    """The rows of a corpus, in an order that never changes. Its methods raise DataError if it cannot be read."""
+
+    name: str  # without folders
+    total: int | None  # number of rows, if it is known before they are read
+
+    def checksum(self) -> str:
+        """Return a text that changes with the content: SHA-256 in hex, or the Hub's commit."""
+        ...
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        """Yield the 1-based number and the value of each row after row `start`; None if it is not JSON."""
+        ...
+
+
+class FileCorpus:
+    """Files that are read one after another.
+
+    A .jsonl(.gz, .zst), .json or .parquet file holds rows. Any other is a text, which is one row, with the file's name
+    as title and its path in the folder as id.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[Path],
+        *,
+        folder: Path | None = None,
+        commit: str = "",
+        total: int | None = None,
+    ) -> None:
+        """Name the files, in order; nothing is read yet.
+
+        Several files, or texts, have to be in `folder`: names in the checksum are relative to it. A file of the Hub has
+        its `commit`, which is then the checksum.
+        """
+        self.name = name
+        self.total = total
+        self._files = files
+        self._folder = folder
+        self._commit = commit
+
+    def checksum(self) -> str:
+        """Return the commit, else the SHA-256 of the file's bytes; of names and checksums if there are several."""
+        if self._commit:
+            return self._commit
+        try:
+            digests = [size_and_digest(path)[1] for path in self._files]
+        except OSError as error:
+            raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from None
+        if self._folder is None:
+            return digests[0]
+        names = [path.relative_to(self._folder).as_posix() for path in self._files]
+        return hashlib.sha256(json.dumps([names, digests]).encode()).hexdigest()
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        rows_before = 0
+        for path in self._files:
+            skipped = max(0, start - rows_before)
+            rows = raw_rows(path, skipped) if path.name.lower().endswith(SUFFIXES) else self._text(path, skipped)
+            while True:
+                try:
+                    number, row = next(rows)
+                except StopIteration as end:  # its value is the number of rows in the file
+                    rows_before += end.value
+                    break
+                yield rows_before + number, row
+
+    def _text(self, path: Path, start: int) -> Generator[Row, None, int]:
+        """Yield {"id", "title", "text"}; bytes that are not UTF-8 are replaced."""
+        if self._folder is not None and start == 0:
+            try:
+                text = path.read_text(encoding="utf-8-sig", errors="replace")
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+            yield 1, {"id": path.relative_to(self._folder).as_posix(), "title": path.stem, "text": text}
+        return 1
+
+
+class GivenCorpus:
+    """Passages that are in memory; their ids and contents are the checksum."""
+
+    def __init__(self, name: str, passages: Sequence[Passage]) -> None:
+        self.name = name
+        self.total: int | None = len(passages)
+        self._passages = passages
+
+    def checksum(self) -> str:
+        digest = hashlib.sha256()
+        for passage in self._passages:
+            digest.update(json.dumps([passage.id, passage.contents]).encode() + b"\n")
+        return digest.hexdigest()
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        for number, passage in enumerate(self._passages[start:], start + 1):
+            yield number, {"id": passage.id, "contents": passage.contents}
+
+
+def open_corpus(spec: str) -> CorpusSource:
+    """Open a corpus by file, folder, address on the Hub or name. Rows have id and contents, or id, title and text.
+
+    It is a .jsonl(.gz, .zst), .json or .parquet file; a folder of such files, or of .txt and .md files;
+    `hub:OWNER/NAME[@REVISION]:FILE`, a file of a data set; a name of `KNOWN_CORPORA`; or `hotpotqa`, `2wikimultihopqa`,
+    `musique` (also with `:SPLIT`): the paragraphs that their questions carry.
+
+    Raises:
+        DataError: the corpus does not exist, or the Hub cannot be used.
+    """
+    path = named_path(spec)
+    if spec.startswith("hub:"):
+        return _open_hub(spec)
+    if path.is_dir():
+        return _open_folder(path)
+    if path.is_file() or spec.lower().endswith(SUFFIXES):
+        if not path.exists():
+            raise DataError(f"{path}: file not found")
+        return FileCorpus(path.name, [path])
+    if spec in KNOWN_CORPORA:
+        hub, passages = KNOWN_CORPORA[spec]
+        return _open_hub(hub, name=spec, total=passages)
+    name, _, split = spec.partition(":")
+    if name in PARAGRAPH_CORPORA:
+        return GivenCorpus(spec, paragraph_corpus(load_questions(name, split=split or None)))
+    known = nearest(spec, [*KNOWN_CORPORA, *PARAGRAPH_CORPORA])
+    raise DataError(
+        f"corpus {quoted(spec)} is neither a file nor a folder nor a known name{known}; also hub:OWNER/NAME:FILE, a "
+        f"folder, or a path that ends in {', '.join(SUFFIXES)}"
+    )
+
+
+def _open_folder(folder: Path) -> CorpusSource:
+    """Open the files with rows in a folder, else its texts; hidden files and folders are ignored."""
+    rows, texts = [], []
+    for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder)):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if is_hidden or not path.is_file():
+            continue
+        if path.name.lower().endswith(SUFFIXES):
+            rows.append(path)
+        elif path.name.lower().endswith(_TEXTS):
+            texts.append(path)
+    name = valid_unicode(folder.resolve().name)
+    if rows:
+        return FileCorpus(name, rows, folder=folder)
+    if texts:
+        return FileCorpus(name, texts, folder=folder, total=len(texts))
+    raise DataError(f"{folder}: no corpus in it; a folder needs files that end in {', '.join((*SUFFIXES, *_TEXTS))}")
+
+
+def _open_hub(spec: str, *, name: str | None = None, total: int | None = None) -> CorpusSource:
+    address = _HUB.fullmatch(spec)
+    if address is None or not address["file"].lower().endswith(SUFFIXES):
+        raise DataError(f"corpus {quoted(spec)}: write hub:OWNER/NAME:FILE or hub:OWNER/NAME@REVISION:FILE")
+    repository, file, revision = address["repository"], address["file"], address["revision"]
+    import huggingface_hub
+
+    try:
+        downloaded = huggingface_hub.hf_hub_download(repository, file, repo_type="dataset", revision=revision)
+    except Exception as error:  # several libraries raise their own types
+        raise DataError(
+            f"corpus {quoted(spec)} has to be fetched from the Hub, which cannot be used ({type(error).__name__}: "
+            f"{quoted(error)}); download it and give the file, set HF_HUB_OFFLINE=1 to read a cached copy, or try again"
+        ) from error
+    path = Path(downloaded)  # .../snapshots/COMMIT/FILE
+    commit = f"{path.parts[-1 - len(Path(file).parts)]}:{file}"
+    return FileCorpus(name or f"hub:{repository}@{commit}", [path], commit=commit, total=total)
+
+
+def passage_contents(row: Mapping[str, Any]) -> str | None:
+    """Return the `contents` of a passage, else its `title` and `text` joined, or None without a text."""
+    contents, title, text = row.get("contents"), row.get("title"), row.get("text")
+    if not isinstance(contents, str) and isinstance(text, str) and text.strip():
+        contents = f"{one_line(str(title))}\n{text}" if isinstance(title, str | int) else text
+    return valid_unicode(contents) if isinstance(contents, str) and contents.strip() else None
+
+
+# --- The part `passages` of an index ---
+
+
+class PassageStore:
+    """Passages by row, read from a memory-mapped file. Safe to read from several threads."""
+
+    def __init__(self, index: IndexFolder) -> None:
+        """Memory-map the part `passages`: lines of {"id", "contents"}, and `[n + 1]` int64 offsets."""
+        folder = index.part("passages")
+        # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
+        self._offsets = np.asarray(np.memmap(folder / OFFSETS, dtype=np.int64, mode="r"))
+        with (folder / PASSAGES).open("rb") as file:
+            self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def passage(self, row: int, score: float = 0.0) -> Passage:
+        """Return the passage in a row, 0 <= row < len."""
+        document = json.loads(self._lines[int(self._offsets[row]) : int(self._offsets[row + 1])])
+        return Passage(document["id"], document["contents"], score)
+
+    def contents(self, start: int, stop: int) -> Iterator[str]:
+        """Yield the contents of rows `start` to `stop`."""
+        for row in range(start, min(stop, len(self))):
+            yield self.passage(row).contents
+
+    def ranges(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Yield first and last row (exclusive) of ranges that cover all passages in order.
+
+        A range of several passages has at most `rows` of them, and at most as many bytes as `rows` passages of mean
+        size.
+        """
+        size = int(self._offsets[-1]) * rows // len(self)
+        start = 0
+        while start < len(self):
+            fits = int(np.searchsorted(self._offsets, self._offsets[start] + size, side="right")) - 1
+            stop = max(start + 1, min(start + rows, fits))
+            yield start, stop
+            start = stop
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def passages_plan(source: CorpusSource, rules: PassagesConfig) -> Plan:
+    """Return the plan of the part: name and checksum of the corpus, and the rules."""
+    return Plan("passages", {"corpus": source.name, "checksum": source.checksum()}, rules.model_dump())
+
+
+def build_passages(
+    index: IndexFolder,
+    source: CorpusSource,
+    rules: PassagesConfig,
+    *,
+    progress: BuildProgress,
+    checkpoint_rows: int = _CHECKPOINT_ROWS,
+) -> Manifest:
+    """Build the part `passages` if it is missing or damaged. The caller holds the lock of the index.
+
+    A killed build resumes after the last checkpoint, of which there is one every `checkpoint_rows` rows. The result
+    does not depend on them.
+
+    Raises:
+        DataError: the corpus cannot be read or has no passages; under strict rules, it has unusable rows.
+    """
+    plan = passages_plan(source, rules)
+    if manifest := index.sound(plan):
+        return manifest
+    draft = Draft(index, plan)
+    with naming(draft.folder), closing(_Writer(draft)) as writer:
+        progress.start("passages", total=source.total, unit="rows", done=writer.row)
+        for number, row in source.rows(writer.row):
+            writer.add(number, row, rules)
+            progress.advance()
+            if number % checkpoint_rows == 0:
+                writer.save()
+        writer.save()
+    problems = RowProblems(source.name)
+    for line in (draft.folder / SET_ASIDE).read_bytes().splitlines() if rules.strict else ():
+        row = json.loads(line)
+        problems.add(row["reason"], row["row"], row["id"] if row["reason"] == _DUPLICATE else None)
+    problems.check(_UNUSABLE)
+    reasons = "; ".join(f"{reason}: {rows:,}" for reason, rows in sorted(writer.set_aside.items()))
+    if not writer.passages:
+        raise DataError(f"{source.name}: no passages in it" + (f" ({reasons}). {_UNUSABLE}" if reasons else ""))
+    if reasons:
+        progress.note(f"{writer.row:,} rows gave {writer.passages:,} passages. {reasons}; see {SET_ASIDE}")
+    return draft.finish({"rows": writer.row, "passages": writer.passages, **writer.set_aside})
+
+
+class _Writer:
+    """The growing files of the part. A build that resumes truncates them to the last checkpoint."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        state: dict[str, Any] = {"row": 0, "passages": 0, "set_aside": {}, "sizes": {}}
+        if draft.holds(_CHECKPOINT, scratch=True):
+            state |= json.loads((draft.scratch / _CHECKPOINT).read_bytes())
+        self.row, self.passages = state["row"], state["passages"]
+        self.set_aside = Counter[str](state["set_aside"])  # rows by problem
+        self._files: dict[str, IO[bytes]] = {}
+        for name in (PASSAGES, OFFSETS, SET_ASIDE, _IDS):
+            path = (draft.scratch if name == _IDS else draft.folder) / name
+            file = self._files[name] = path.open("r+b" if path.exists() else "w+b")
+            # What follows the checkpoint may be incomplete.
+            file.truncate(state["sizes"].get(name, 0))
+            file.seek(0, os.SEEK_END)
+        self._end = self._files[PASSAGES].tell()
+        if not self._files[OFFSETS].tell():
+            self._files[OFFSETS].write(bytes(8))
+        self._ids = _Ids(np.fromfile(draft.scratch / _IDS, dtype=np.uint64))
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def add(self, number: int, row: Any, rules: PassagesConfig) -> None:
+        """Write the passages of a row, or set it aside."""
+        self.row = number
+        if not isinstance(row, dict):
+            self._set_aside(None, "not a JSON object")
+            return
+        row_id, contents = text_id(row.get("id")), passage_contents(row)
+        if row_id is None or contents is None:
+            self._set_aside(row.get("id"), f"{'contents' if contents is None else 'id'} missing or empty")
+            return
+        pieces = [contents] if rules.strict else split(contents, rules.chunk_words or rules.max_words)
+        if not self._write(row_id, pieces[0]):
+            return
+        if len(pieces) > 1 and rules.chunk_words is None:
+            self._set_aside(row_id, f"longer than {rules.max_words} words, split")
+        for piece_number, piece in enumerate(pieces[1:], 2):
+            self._write(f"{row_id}#{piece_number}", piece)
+
+    def save(self) -> None:
+        """Write a checkpoint, from which a killed build resumes."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        sizes = {name: file.tell() for name, file in self._files.items()}
+        state = {"row": self.row, "passages": self.passages, "set_aside": self.set_aside, "sizes": sizes}
+        with self._draft.writing(_CHECKPOINT, scratch=True) as file:
+            file.write(json.dumps(state).encode())
+
+    def _write(self, passage_id: str, contents: str) -> bool:
+        """Write a passage, or set it aside if its id came before; return whether it was written."""
+        digest = hashlib.blake2b(passage_id.encode(), digest_size=8).digest()
+        if not self._ids.add(int.from_bytes(digest, "little")):
+            self._set_aside(passage_id, _DUPLICATE)
+            return False
+        self._files[_IDS].write(digest)
+        line = _as_json({"id": passage_id, "contents": contents}).encode() + b"\n"
+        self._end += self._files[PASSAGES].write(line)
+        self._files[OFFSETS].write(self._end.to_bytes(8, "little"))
+        self.passages += 1
+        return True
+
+    def _set_aside(self, row_id: object, reason: str) -> None:
+        shown = None if row_id is None else printable(one_line(valid_unicode(str(row_id))))[:200]
+        line = _as_json({"row": self.row, "id": shown, "reason": reason}).encode() + b"\n"
+        self._files[SET_ASIDE].write(line)
+        self.set_aside[reason] += 1
+
+
+class _Ids:
+    """The ids that came before, as 64-bit hashes: 16 bytes per passage while they are merged, else 8.
+
+    The chance that two of 21 million ids share a hash is 1 in 80,000. The later passage would then be set aside.
+    """
+
+    def __init__(self, hashes: NDArray[np.uint64]) -> None:
+        self._sorted = np.sort(hashes)
+        self._recent: set[int] = set()
+
+    def add(self, hash_: int) -> bool:
+        """Add a hash; return whether it is new."""
+        position = int(np.searchsorted(self._sorted, np.uint64(hash_)))
+        if hash_ in self._recent or (position < len(self._sorted) and int(self._sorted[position]) == hash_):
+            return False
+        self._recent.add(hash_)
+        if len(self._recent) == _RECENT_IDS:
+            recent = np.fromiter(self._recent, dtype=np.uint64, count=len(self._recent))
+            self._sorted = np.sort(np.concatenate([self._sorted, recent]))
+            self._recent.clear()
+        return True
+
+
+def split(contents: str, max_words: int) -> list[str]:
+    """Split a text into pieces of at most `max_words` words. Each begins with the title, which is not counted.
+
+    >>> split("Jaws\\nA film of 1975 about a shark", 4)
+    ['Jaws\\nA film of 1975', 'Jaws\\nabout a shark']
+    """
+    if len(contents) < 2 * max_words:
+        return [contents]
+    title, line, text = contents.partition("\n")
+    if not text.strip() or len(title.split()) > _TITLE_WORDS:
+        title, line, text = "", "", contents
+    words = [word.span() for word in _WORD.finditer(text)]
+    if len(words) <= max_words:
+        return [contents]
+    pieces = []
+    for first in range(0, len(words), max_words):
+        last = min(first + max_words, len(words)) - 1
+        start, stop = words[first][0], words[last][1]
+        pieces.append(f"{title}{line}{text[start:stop]}")
+    return pieces
+
+
+def self_queries(store: PassageStore, count: int, *, seed: int = 0) -> list[tuple[int, str]]:
+    """Draw queries from an index's own passages: the rows of `count` passages, and at most 8 words in a row of each.
+
+    All passages are taken if there are fewer. The same seed gives the same queries.
+    """
+    draw = random.Random(seed)
+    queries = []
+    for row in draw.sample(range(len(store)), min(count, len(store))):
+        words = store.passage(row).contents.split()
+        start = draw.randrange(max(len(words) - _QUERY_WORDS, 0) + 1)
+        queries.append((row, " ".join(words[start : start + _QUERY_WORDS])))
+    return queries
+
+
+def save_array(file: IO[bytes], values: NDArray[Any]) -> None:
+    """Write the bytes that `np.save` writes; its error on a full disk does not name the reason."""
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+    file.write(values.data)
