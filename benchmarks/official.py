@@ -27,7 +27,7 @@ from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
 from reasonrag.formats import open_format
 from reasonrag.pipeline.build import Build, build_trees
-from reasonrag.pipeline.models import open_llm
+from reasonrag.pipeline.parts import open_llm
 
 ITERATIONS, CHILDREN, FREE_STEPS, C = 64, 2, 7, 1.414
 PROMPT = [{"role": "system", "content": "word " * 350}, {"role": "user", "content": "word " * 350}]

@@ -22,7 +22,7 @@ from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.pipeline.build import Build, build_trees
-from reasonrag.pipeline.models import open_llm
+from reasonrag.pipeline.parts import open_llm
 from reasonrag.training.model import model_path
 
 ENCODED = "over HTTP, prompts encoded here"

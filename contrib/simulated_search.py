@@ -20,7 +20,7 @@ from reasonrag import LLM, Config, Message, Passage, Prompt, Question, Retrieval
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.text import one_line, quotable
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.pipeline.models import open_llm
+from reasonrag.pipeline.parts import open_llm
 from reasonrag.rollout import derive_seed, gather_all
 from reasonrag.storage.files import short_hash
 from reasonrag.storage.journal import Journal

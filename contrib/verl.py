@@ -47,8 +47,7 @@ from reasonrag.online_rl.reference_plans import load_plans
 from reasonrag.online_rl.rows import transcripts
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings, rl_presets
 from reasonrag.online_rl.task import Task, batched_retrievers, needs_of, open_task
-from reasonrag.pipeline.models import open_llm
-from reasonrag.pipeline.parts import judge_service, open_engine
+from reasonrag.pipeline.parts import judge_service, open_engine, open_llm
 from reasonrag.publish.exporters import output, verl_row, verl_schema
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.encoders import open_encoder

@@ -38,8 +38,6 @@ RUN_JSON = {
     "trees.questions": "questions that have a tree",
     "trees.by_stop_reason.*": "complete trajectories by how they ended",
     "trees.malformed.*": "steps that could not be read, by reason",
-    "trees.prompt_chars": "characters of all prompts of the policy",
-    "trees.shared_prompt_chars": "of these, in beginnings that another prompt has: what a perfect prefix cache serves",
     "trees.without_token_ids": "steps whose tokens the backend did not report, or that held a secret",
     "trees.without_logprobs": "steps without log-probabilities: not asked for, not reported, or of another temperature",
     "trees.iterations_without_value": "visits that had no value to back up",

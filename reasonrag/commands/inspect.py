@@ -213,7 +213,7 @@ def _print_installation() -> None:
     from importlib.util import find_spec
 
     from reasonrag import __version__
-    from reasonrag.pipeline.models import has_gpu
+    from reasonrag.pipeline.parts import has_gpu
 
     print(f"reasonrag {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n")
     for extra, packages in _PACKAGES.items():

@@ -67,8 +67,7 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
     from reasonrag.core.config import load_config
     from reasonrag.core.settings import dump
     from reasonrag.pipeline.build import build_trees, estimate
-    from reasonrag.pipeline.models import as_served
-    from reasonrag.pipeline.parts import open_parts
+    from reasonrag.pipeline.parts import as_served, open_parts
     from reasonrag.storage.folder import RunFolder
 
     if shard != WHOLE and out is None:
@@ -76,7 +75,7 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
     config = load_config(**sources(given))
     log_plainly()
     if dry_run:
-        click.echo(printable(dump(config) + "\n" + estimate(config, out)))
+        click.echo(printable(dump(config) + "\n" + estimate(config)))
         return
     stop = Stop(error_console())
     config = as_served(config, out)

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from reasonrag.core.text import common_text
 from reasonrag.spre import (
@@ -90,11 +89,6 @@ def derive_pairs(
                 provenance = {"pair_id": pair_id, "policy": policy, "config_hash": config_hash}
                 turn = open_turn(path_from_root(tree, chosen.node)) if read_ids else None
                 yield _step_pair(prompt, chosen, rejected, reward) | provenance | {"turn": turn}
-
-
-def count_pairs(tree: Sequence[Row], **comparison: Any) -> int:
-    """Return the number of pairs that `derive_pairs` yields for one tree, at a third of the time."""
-    return sum(1 for _ in _preferences(tree, left_out=Counter(), **comparison))
 
 
 def derive_trajectory_pairs(

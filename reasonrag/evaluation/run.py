@@ -40,12 +40,15 @@ from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.llm.base import LLM, Caller, StepScorer, caller
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.pipeline.models import as_served, check_llm, commits, open_llm
 from reasonrag.pipeline.parts import (
     Parts,
+    as_served,
     check,
+    check_llm,
+    commits,
     judge_service,
     open_engine,
+    open_llm,
     open_questions,
     open_retriever,
     open_step_scorer,

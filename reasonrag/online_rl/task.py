@@ -18,8 +18,7 @@ from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.model_folder import model_identity, public_name
 from reasonrag.online_rl.reference_plans import Plans, load_plans
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.pipeline.models import check_llm, open_llm
-from reasonrag.pipeline.parts import judge_service, open_questions, open_retriever
+from reasonrag.pipeline.parts import check_llm, judge_service, open_llm, open_questions, open_retriever
 from reasonrag.retrieval.base import BatchedRetriever, MemoryStore, Retriever
 from reasonrag.retrieval.encoders import open_encoder
 from reasonrag.rewards import Reward, RewardParts, open_reward, reward_needs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -12,23 +13,28 @@ from typing import Any
 
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config
-from reasonrag.core.errors import InputError
-from reasonrag.core.text import duration, pace
 from reasonrag.core.types import WHOLE, Question, Shard
 from reasonrag.formats import open_format
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, TreeSearch
-from reasonrag.pipeline.models import as_served
-from reasonrag.pipeline.parts import Parts, check, open_engine, open_judge, open_parts, open_questions, open_retriever
-from reasonrag.pipeline.tables import count_calls, count_pairs_of, export_pairs, export_trees, finish_shard, tree_rows
+from reasonrag.pipeline.parts import (
+    Parts,
+    as_served,
+    check,
+    open_engine,
+    open_judge,
+    open_parts,
+    open_questions,
+    open_retriever,
+)
+from reasonrag.pipeline.tables import count_calls, export_pairs, export_trees, finish_shard, tree_rows
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.retrieval.base import BatchedRetriever
 from reasonrag.rollout import callable_in_notebooks
 from reasonrag.spre import JudgeEvaluator, PRMEvaluator, RolloutEvaluator
-from reasonrag.storage.files import RUNS, write_json
-from reasonrag.storage.folder import RunFolder, read_run, versions
-from reasonrag.storage.journal import Journal
+from reasonrag.storage.files import write_json
+from reasonrag.storage.folder import RunFolder, versions
 from reasonrag.storage.parquet import pack
 from reasonrag.storage.questions import cut
 from reasonrag.storage.tables import tree_schema
@@ -77,7 +83,6 @@ def build_trees(
             rows = tree_rows(tree, build.parts.format, alpha=config.value.alpha, weighting=config.value.weighting)
             await run.journal.put_tree(question.dataset, question.id, pack(rows, tree_schema()))
             build.progress.written["nodes"] += len(rows)
-            build.progress.written["pairs"] += count_pairs_of(rows, config)
 
         async def keep_failure(place: int, question: Question, cause: str, error: Exception) -> None:
             await run.journal.put_failure(question.dataset, question.id, cause, str(error))
@@ -125,7 +130,7 @@ class Build:
         self.config = config
         self.parts = parts
         self.run_folder = run
-        self.progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0, pairs=0))
+        self.progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0))
         self.policy = JournaledLLM(parts.policy, run.journal, kind="policy", concurrency=config.policy.concurrency)
         self.progress.open(self.policy, config.prices["policy"])
         self.engines = [self.policy.slots]
@@ -153,8 +158,9 @@ class Build:
     def unfinished(self) -> list[Question]:
         """Return the questions without a tree in the journal, and count the others as done."""
         finished = self.run_folder.journal.finished()
-        unfinished = [q for q in self.parts.questions if (q.dataset, q.id) not in finished]
-        self.progress.done = self.progress.done_before = len(self.parts.questions) - len(unfinished)
+        questions = self.parts.questions
+        unfinished = [question for question in questions if (question.dataset, question.id) not in finished]
+        self.progress.done = self.progress.done_before = len(questions) - len(unfinished)
         self.progress.planned = len(unfinished) * self.config.search.iterations
         return unfinished
 
@@ -169,14 +175,16 @@ class Build:
             The content of `run.json`.
         """
         run, config, parts = self.run_folder, self.config, self.parts
-        causes = {(dataset, question_id): cause for dataset, question_id, cause, _ in run.journal.failures()}
-        failed = Counter(causes[q.dataset, q.id] for q in parts.questions if (q.dataset, q.id) in causes)
+        keys = {(question.dataset, question.id) for question in parts.questions}
+        failed = Counter[str]()
+        for dataset, question_id, cause, _ in run.journal.failures():
+            failed[cause] += (dataset, question_id) in keys
         trees = export_trees(run, parts.questions)
         summary = {
             "questions": {
                 "total": len(parts.questions),
                 "finished": trees["questions"],
-                "failed": dict(sorted(failed.items())),
+                "failed": dict(sorted((+failed).items())),
             },
             "trees": trees,
             "pairs": export_pairs(run.path, config, policy=parts.policy.name, config_hash=run.config_hash),
@@ -194,65 +202,37 @@ class Build:
         return summary
 
 
-def estimate(config: Config, out: Path | None = None) -> str:
-    """Return in words the calls, tokens, cost and time that a run needs at most. Calls no model.
-
-    The time follows from the pace of the calls in `out`, or in the newest finished run in runs/ of the same policy.
-    """
+def estimate(config: Config) -> str:
+    """Return in words the calls, tokens and cost that a run needs at most. Calls no model."""
     questions = open_questions(config)
     format = open_format(config)
     search, steps = config.search, config.format.max_steps
-    expansions = search.iterations
-    rollout_steps = expansions * config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 0
-    judgements = expansions if config.value.kind == "judge" else 0
-    per_question = (expansions + rollout_steps) * config.choice.candidates
+    # An iteration is one step, and with rollouts (Eq. 1) k completions of it to the step limit.
+    judgements = search.iterations if config.value.kind == "judge" else 0
+    rollout_steps = config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 0
+    per_question = search.iterations * (1 + rollout_steps) * config.choice.candidates
     if search.max_calls is not None:
-        last = config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 1
         judgements = min(judgements, search.max_calls)
-        per_question = min(per_question, search.max_calls + last)
-    sample = [format.prompt(question, ()) for question in questions[:100]]
-    prompt_chars = sum(len(m.content) for p in sample for m in p.messages) / len(sample)
+        per_question = min(per_question, search.max_calls + (rollout_steps or 1))
+    first_prompts = [format.prompt(question, ()) for question in questions[:100]]
+    prompt_chars = sum(len(message.content) for prompt in first_prompts for message in prompt.messages)
     passage_chars = event_loop.run(_passage_chars(config, questions[:20]))
     # About 4 characters a token; every second step shows passages; thoughts grow by about 60 tokens a step.
-    prompt_tokens = (prompt_chars + passage_chars / 2) / 4 + 60 * steps / 2
-    calls = len(questions) * per_question
+    prompt_tokens = (prompt_chars / len(first_prompts) + passage_chars / 2) / 4 + 60 * steps / 2
     written = {role: min(_WRITTEN, model.max_tokens) for role, model in config.prices.items()}
-    millions = calls * (prompt_tokens + written["policy"]) / 1e6
+    calls = {"policy": len(questions) * per_question, "judge": len(questions) * judgements}
+    millions = calls["policy"] * (prompt_tokens + written["policy"]) / 1e6
     lines = [
         f"{len(questions)} questions; at most {per_question} policy calls and {judgements} judge calls each",
-        f"at most {calls} policy calls and {len(questions) * judgements} judge calls; early ends save most of them",
+        f"at most {calls['policy']} policy calls and {calls['judge']} judge calls; early ends save most of them",
         f"about {prompt_tokens:.0f} prompt tokens and {written['policy']} written ones a call: {millions:.1f} M tokens "
         f"at most (--max-tokens allows {config.policy.max_tokens} written ones)",
     ]
-    for role, count in (("policy", calls), ("judge", len(questions) * judgements)):
+    for role, count in calls.items():
         cost = config.prices[role].cost(round(count * prompt_tokens), count * written[role])
         if count and cost is not None:
             lines.append(f"{role} cost at most {cost:.2f}")
-    measured = _measured_pace(config, out)
-    if measured is None:
-        lines.append("time: known once calls were made")
-    else:
-        folder, made, seconds = measured
-        time = duration(calls * seconds / made)
-        lines.append(f"time: at most {time} at {pace(made, seconds, 'call')}, as in {folder}")
     return "\n".join(lines)
-
-
-def _measured_pace(config: Config, out: Path | None) -> tuple[Path, int, float] | None:
-    """Return a folder with calls of the same policy, their number and the seconds that they took; None if none has."""
-    if out is not None and (out / "journal.sqlite").is_file():
-        with contextlib.closing(Journal(out / "journal.sqlite")) as journal:
-            used = journal.usage().get("policy")
-        seconds = RunFolder(out, config, {}).facts().get("seconds")
-        if used and seconds:
-            return out, used.calls, seconds
-    for file in sorted(RUNS.rglob("run.json"), key=lambda file: file.stat().st_mtime, reverse=True):
-        with contextlib.suppress(InputError):
-            ran, summary = read_run(file.parent)
-            made, seconds = summary.get("calls", {}).get("policy", {}).get("calls"), summary.get("seconds")
-            if made and seconds and (ran.policy.spec, ran.policy.model) == (config.policy.spec, config.policy.model):
-                return file.parent, made, seconds
-    return None
 
 
 async def _passage_chars(config: Config, questions: list[Question]) -> float:
@@ -260,6 +240,8 @@ async def _passage_chars(config: Config, questions: list[Question]) -> float:
     if config.retrieval.is_remote:
         return 600.0 * config.retrieval.top_k
     async with contextlib.aclosing(open_retriever(config, questions)) as retriever:
-        found = await retriever.search([q.question for q in questions], config.retrieval.top_k)
-    shown = [min(len(p.contents), config.retrieval.max_passage_chars) for passages in found for p in passages]
-    return sum(shown) / max(len(found), 1)
+        results = await retriever.search([question.question for question in questions], config.retrieval.top_k)
+    chars = 0
+    for passage in itertools.chain.from_iterable(results):
+        chars += min(len(passage.contents), config.retrieval.max_passage_chars)
+    return chars / max(len(results), 1)

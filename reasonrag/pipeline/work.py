@@ -10,7 +10,7 @@ import contextlib
 import gc
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from reasonrag.core.calls import RETRIES, SlotCounts
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import BackendError, Interrupted, RunError, check_limits
 from reasonrag.core.event_loop import STALL_S, progressing
-from reasonrag.core.text import duration, excerpt, one_line, pace
+from reasonrag.core.text import excerpt, one_line, pace
 from reasonrag.core.types import Question
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.rollout import gather_all
@@ -36,8 +36,6 @@ _QUEUE = 3.0
 _ITEMS_PER_SLOT = 3  # questions that search, or wait for the other engine, hold no slot
 _TURNS = 6  # of the event loop, until a new question has asked for its first slots
 _POLL_S = 0.005
-_RECENT_S = 60.0  # the pace of the calls is that of the last minute
-_SILENT_S = 30.0  # without a reply; then no pace and no time left is known
 
 Count = Callable[[int], object]
 
@@ -163,31 +161,23 @@ def _has_room(working: int, engines: Sequence[SlotCounts]) -> bool:
 
 
 class Usage(NamedTuple):
-    """Requests, prompt and completion tokens, and their cost in the currency of the prices; None if one is unknown.
-
-    `cached_tokens` were taken from engines' prefix caches, of `cached_of` prompt tokens of the calls that report them.
-    `replayed` replies came from the journal and do not count as calls.
-    """
+    """Requests, tokens read and written, and their cost in the currency of the prices; None if one is unknown."""
 
     calls: int = 0
     tokens: int = 0
     cost: float | None = 0.0
-    cached_tokens: int = 0
-    cached_of: int = 0
-    replayed: int = 0
 
-    def plus(self, other: Usage) -> Usage:
-        """Return the sum of two."""
-        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
-        sums = [getattr(self, name) + getattr(other, name) for name in ("cached_tokens", "cached_of", "replayed")]
-        return Usage(self.calls + other.calls, self.tokens + other.tokens, cost, *sums)
+    def plus(self, calls: int, tokens: int, cost: float | None) -> Usage:
+        """Return the sum with that of another model."""
+        both = None if self.cost is None or cost is None else self.cost + cost
+        return Usage(self.calls + calls, self.tokens + tokens, both)
 
 
 @dataclass(slots=True)
 class Progress:
     """Counts of this process, read by the progress line.
 
-    What the journal replays counts as done and costs no call.
+    A reply that the journal replays costs no call.
 
     Args:
         total: how many units of work there are.
@@ -195,7 +185,7 @@ class Progress:
             an evaluation (a question at one setting of one policy).
         label: the current part of the work, such as a policy and its setting; "" shows nothing.
         done_before: units that an earlier process finished; they are part of `done` and do not count for the pace.
-        written: rows written so far by kind ("nodes", "pairs"), in the order shown.
+        written: rows written so far by kind ("nodes"), in the order shown.
         planned: iterations (of an evaluation, steps) of the units that this process works on, if it knows; ended
             units count with the iterations that they took. They show the progress before the first unit has ended.
         begun: iterations in flight, which count as half done: with a lag they are most of what a young tree has.
@@ -216,8 +206,6 @@ class Progress:
     causes: Counter[str] = field(default_factory=Counter)  # of what failed
     started: float = field(default_factory=time.monotonic)
     _retried_before: Counter[str] = field(default_factory=RETRIES.copy)
-    _answered: tuple[float, int] = (0.0, 0)  # seconds at which the number of calls was seen to rise, and that number
-    _calls: deque[tuple[float, int]] = field(default_factory=deque)  # seconds and calls, over the last minute
     _models: list[tuple[JournaledLLM, ModelConfig]] = field(default_factory=list)
     _closed: Usage = field(default_factory=Usage)
 
@@ -237,10 +225,8 @@ class Progress:
         """What this process has sent and received so far, as far as backends report it."""
         total = self._closed
         for model, prices in self._models:
-            cost = prices.cost(model.prompt_tokens, model.completion_tokens)
             tokens = model.prompt_tokens + model.completion_tokens
-            cached = (model.cached_tokens, model.cached_of)
-            total = total.plus(Usage(model.answered, tokens, cost, *cached, model.replayed))
+            total = total.plus(model.answered, tokens, prices.cost(model.prompt_tokens, model.completion_tokens))
         return total
 
     @property
@@ -249,38 +235,17 @@ class Progress:
         return time.monotonic() - self.started
 
     @property
-    def eta_s(self) -> float | None:
-        """Seconds left: the replies that the work left needs, as many as that so far, at the pace of the calls.
-
-        None before the first reply, and while no replies come. Replies from a journal show how much the work needs and
-        take no time; work in flight counts as half done.
-        """
-        usage, (done, left) = self.usage, self._work
-        if not done or not usage.calls or (left and self._silent_s(usage.calls) >= _SILENT_S):
-            return None
-        calls = usage.calls + sum(model.slots.in_flight for model, _ in self._models) / 2
-        return self.seconds * left / done * (calls + usage.replayed) / calls
-
-    @property
     def share(self) -> float:
-        """How much of its work this process has done, in [0, 1]."""
-        done, left = self._work
-        return done / max(done + left, 1)
+        """How much of its work this process has done, in [0, 1]: iterations where they are planned, else units."""
+        if self.planned:
+            return (self.iterations + self.begun / 2) / self.planned
+        ended = self.done + self.failed - self.done_before
+        return ended / max(self.total - self.done_before, 1)
 
     @property
-    def _work(self) -> tuple[float, float]:
-        """The work that this process has done, and the work left: iterations where they are planned, else units."""
-        if self.planned:
-            done = self.iterations + self.begun / 2
-            return done, self.planned - done
-        ended = self.done + self.failed
-        return ended - self.done_before, self.total - ended
-
-    def _silent_s(self, calls: int) -> float:
-        """Return the seconds since the number of calls rose, as far as it was looked at."""
-        if calls > self._answered[1]:
-            self._answered = self.seconds, calls
-        return self.seconds - self._answered[0]
+    def eta_s(self) -> float | None:
+        """Seconds left at the pace so far; None before the first reply."""
+        return self.seconds * (1 / self.share - 1) if self.share and self.usage.calls else None
 
     def failures(self) -> list[str]:
         """Return a line for each cause of failure, the most frequent first."""
@@ -288,33 +253,21 @@ class Progress:
 
     def line(self) -> str:
         """Return counts, rate, tokens, requests in flight and cost in one line, without the time left."""
-        calls, tokens, cost, cached, cached_of, _ = self.usage
-        seconds = self.seconds
-        self._calls.append((seconds, calls))
-        while self._calls[0][0] < seconds - _RECENT_S and len(self._calls) > 2:
-            self._calls.popleft()
-        since, before = self._calls[0] if len(self._calls) > 1 and seconds > _RECENT_S else (0.0, 0)
+        calls, tokens, cost = self.usage
         parts = [self.label] if self.label else []
         parts += [f"{self.done}/{self.total} {self.unit}", f"{self.failed} failed"]
         if self.planned:
             parts.append(f"{self.iterations}/{self.planned} {self.part}")
         parts += [f"{count} {kind}" for kind, count in self.written.items()]
-        if not calls and any(model.slots.in_flight for model, _ in self._models):
-            parts.append(f"no reply yet in {duration(seconds)}")
-        else:
-            parts += [f"{calls} calls ({pace(calls - before, seconds - since, 'call')})"]
-            parts += [f"{tokens} tokens ({pace(tokens, seconds)})"]
-            if (silent_s := self._silent_s(calls)) >= _SILENT_S and self._work[1]:
-                parts.append(f"no reply for {duration(silent_s)}")
+        parts += [f"{calls} calls ({pace(calls, self.seconds, 'call')})"]
+        parts += [f"{tokens} tokens ({pace(tokens, self.seconds)})"]
         if retries := RETRIES - self._retried_before:
             parts.append(f"{retries.total()} retries ({', '.join(cause for cause, _ in retries.most_common(2))})")
-        if cached_of:
-            parts.append(f"{cached / cached_of:.0%} of the prompts cached")
         shown: list[SlotCounts] = []
         for model, _ in self._models:
             if model.slots not in shown:  # the policy may be the judge too
-                where = "" if model.kind == "policy" else f" at the {model.kind}"
-                parts.append(f"{model.slots.in_flight}/{model.slots.limit} in flight{where}")
+                role = "" if model.kind == "policy" else f" at the {model.kind}"
+                parts.append(f"{model.slots.in_flight}/{model.slots.limit} in flight{role}")
                 shown.append(model.slots)
         if cost:
             parts.append(f"cost {cost:.2f}")

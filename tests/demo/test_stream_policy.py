@@ -11,7 +11,7 @@ from reasonrag.core.models import ModelAddress, demo_folder
 from reasonrag.demo.world import demo_questions, famous_facts, famous_part
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.pipeline.models import check_llm, open_llm
+from reasonrag.pipeline.parts import check_llm, open_llm
 from reasonrag.training.model import model_path
 from tools.demo_policy.measure import measure_stream
 from tools.demo_policy.train import Recipe, train_stream_policy

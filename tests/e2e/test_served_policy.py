@@ -17,7 +17,7 @@ from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.pipeline.build import build_trees
-from reasonrag.pipeline.models import as_served
+from reasonrag.pipeline.parts import as_served
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World

@@ -13,7 +13,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.openai_wire import MOST_TOKENS, Wire, readable
-from reasonrag.pipeline.models import check_llm
+from reasonrag.pipeline.parts import check_llm
 from tests.faults.matrix import Figure
 
 LARGEST = MOST_TOKENS - 1

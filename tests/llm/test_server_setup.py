@@ -11,7 +11,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
-from reasonrag.pipeline.models import open_llm
+from reasonrag.pipeline.parts import open_llm
 from tests.fakes.model_server import FakeOpenAI
 from tests.fakes.stubs import Answer
 

@@ -13,7 +13,7 @@ from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl import task as tasks
-from reasonrag.pipeline.models import open_llm
+from reasonrag.pipeline.parts import open_llm
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import plan_schema
 from tests.online_rl.toys import OwnReward, settings

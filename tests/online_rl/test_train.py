@@ -16,7 +16,7 @@ from reasonrag.core.models import ModelAddress, demo_folder
 from reasonrag.online_rl import task as tasks
 from reasonrag.online_rl.monitoring import Guards
 from reasonrag.online_rl.reference_plans import load_plans
-from reasonrag.pipeline.models import open_llm
+from reasonrag.pipeline.parts import open_llm
 from reasonrag.storage.files import read_json
 from reasonrag.training.folder import last_checkpoint
 from reasonrag.training.run import save_policy

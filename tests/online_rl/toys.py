@@ -34,7 +34,7 @@ from reasonrag.llm.base import Sampling
 from reasonrag.online_rl.collector import Collector, RolloutLoop
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.online_rl.train import train_online
-from reasonrag.pipeline.models import open_llm
+from reasonrag.pipeline.parts import open_llm
 from reasonrag.rewards import RewardParts, RewardSettings, Score
 from reasonrag.training.run import TrainingRun
 from tests import warmed

@@ -24,7 +24,7 @@ from reasonrag.commands.evaluate import evaluate  # noqa: E402
 from reasonrag.core.config import ModelConfig  # noqa: E402
 from reasonrag.core.types import Message, Prompt  # noqa: E402
 from reasonrag.llm.base import Sampling  # noqa: E402
-from reasonrag.pipeline.models import open_llm  # noqa: E402
+from reasonrag.pipeline.parts import open_llm  # noqa: E402
 from reasonrag.storage.parquet import read_shards  # noqa: E402
 from reasonrag.storage.tables import trajectory_schema  # noqa: E402
 from tests.fakes.model_server import FakeOpenAI  # noqa: E402

@@ -132,8 +132,7 @@ def own_loop(exported: Path, tokenizer) -> Counter[str]:
     from reasonrag.core.types import Trajectory
     from reasonrag.online_rl.settings import load_rl_settings
     from reasonrag.online_rl.task import open_task
-    from reasonrag.pipeline.models import open_llm
-    from reasonrag.pipeline.parts import open_engine
+    from reasonrag.pipeline.parts import open_engine, open_llm
     from reasonrag.rewards.base import trajectory_text
 
     class Greedy:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from itertools import groupby
 
 import pyarrow.parquet as pq
 import pytest
@@ -9,12 +8,11 @@ import pytest
 from benchmarks.stub import built
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import LLMError, RunError
-from reasonrag.core.types import Completion, Question
+from reasonrag.core.types import Question
 from reasonrag.dpo.pairs import in_test_split, repeated_questions
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.parts import Parts
-from reasonrag.pipeline.tables import count_pairs_of, pairs_of
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema, tree_schema
@@ -52,28 +50,6 @@ def test_the_summary_counts_what_the_tables_hold(tmp_path):
     assert summary["pairs"]["total"] == len(pairs) == sum(summary["pairs"]["by_type"].values())
     assert summary["calls"]["policy"]["calls"] == len(nodes) - 12 == build.progress.usage.calls
     assert json.loads((tmp_path / "r/run.json").read_text()) == json.loads(json.dumps(summary))
-
-
-def test_the_summary_says_what_a_prefix_cache_could_serve_and_what_the_engine_served(tmp_path):
-    def policy(prompt, sampling):
-        return Completion(random_policy(prompt, sampling), prompt_tokens=100, completion_tokens=5, cached_tokens=60)
-
-    run(tmp_path / "r", policy, questions=QUESTIONS[:6])
-    build, summary = run(tmp_path / "r", policy)
-    used = summary["calls"]["policy"]
-    assert (used["cached_tokens"], used["cached_of"]) == (60 * used["calls"], 100 * used["calls"])
-    assert "60% of the prompts cached" in build.progress.line()
-    texts = [[*(m["content"] for m in row["prompt"]), row["prefix"]] for row in rows(tmp_path / "r") if row["prompt"]]
-    trie, shared = {}, 0
-    for text in map("\0".join, texts):
-        node = trie
-        for char in text:
-            shared += char in node
-            node = node.setdefault(char, {})
-    assert summary["trees"]["prompt_chars"] == sum(len("\0".join(text)) for text in texts)
-    # Served is a system text also where it is first read, and not what questions share by chance.
-    shared += len(texts[0][0])
-    assert shared - 12 * 30 < summary["trees"]["shared_prompt_chars"] <= shared
 
 
 @pytest.mark.fault(
@@ -127,17 +103,6 @@ def test_a_dead_backend_stops_the_run_before_every_question_has_failed(tmp_path)
     build, summary = run(tmp_path / "r", dead, overrides={"run.max_failed": 0.25, "policy.concurrency": 1})
     assert 4 <= build.progress.failed <= 6  # two more had begun
     assert summary["questions"]["finished"] == 0
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"pairs.min_confidence": 0.7}, {"pairs.min_rollouts": 2}, {"pairs.level": "trajectory"}]
-)
-def test_pairs_are_counted_tree_by_tree_as_they_are_made(tmp_path, settings):
-    build, _ = run(tmp_path / "r", overrides=settings)
-    trees = [list(tree) for _, tree in groupby(rows(tmp_path / "r"), key=lambda row: row["question_id"])]
-    made = [len(list(pairs_of(tree, build.config, policy="p", config_hash="h"))) for tree in trees]
-    assert [count_pairs_of(tree, build.config) for tree in trees] == made
-    assert build.progress.written["pairs"] == sum(made) > 0
 
 
 def test_every_shown_query_was_looked_up_once(tmp_path):

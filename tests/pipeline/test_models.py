@@ -11,7 +11,7 @@ from reasonrag.core.models import demo_folder
 from reasonrag.llm.chat_template import template_identity
 from reasonrag.llm.model_folder import model_commit
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.pipeline.models import check_llm, commits, open_llm
+from reasonrag.pipeline.parts import check_llm, commits, open_llm
 from reasonrag.storage.folder import RunFolder
 from tests.llm.tiny import save_tiny_model
 
