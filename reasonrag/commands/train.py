@@ -235,8 +235,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.formats import PromptSet
     from reasonrag.llm.journaled import JournaledLLM
     from reasonrag.online_rl.reference_plans import NO_CORRECT, NO_SEARCH, make_plans, save_plans
-    from reasonrag.pipeline.parts import as_served
-    from reasonrag.pipeline.parts import check, judge_service, open_engine, open_parts
+    from reasonrag.pipeline.parts import as_served, check, judge_service, open_engine, open_parts
     from reasonrag.pipeline.work import Progress
     from reasonrag.retrieval.base import BatchedRetriever
     from reasonrag.storage.files import lock
