@@ -24,7 +24,7 @@ from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Action, Answer, Completion, Note, Prompt, Question, Search, Step, Trajectory
 from reasonrag.dpo.demonstrations import FORCED, read_demonstrations
 from reasonrag.dpo.preferences import Preferences, read_preferences
-from reasonrag.dpo.train import TokenPairs, pair_rows, step_rows, tokenise
+from reasonrag.dpo.token_rows import TokenPairs, tokenise
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.formats.base import Format, Stage
 from reasonrag.formats.stream import SearchR1Format
@@ -155,10 +155,13 @@ def _demonstrations(data: str) -> Preferences:
 
 
 def _scored_in_pairs(examples: TokenPairs) -> Iterator[tuple[Ids, Ids]]:
-    from reasonrag.dpo.trainer import StepCollator
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-    for row in pair_rows(examples, DPOSettings())["train"]:
-        batch = StepCollator(0)([row])
+    from reasonrag.dpo.train import collate_segments, pair_rows
+
+    for row in pair_rows(examples)["train"]:
+        is_step = "prompt_ids" in row
+        batch = DataCollatorForPreference(0)([row]) if is_step else collate_segments([row], pad_token_id=0)
         for ids, real, scored in zip(
             batch["input_ids"], batch["attention_mask"], batch["completion_mask"], strict=True
         ):
@@ -166,6 +169,8 @@ def _scored_in_pairs(examples: TokenPairs) -> Iterator[tuple[Ids, Ids]]:
 
 
 def _scored_by_label(examples: TokenPairs) -> Iterator[tuple[Ids, Ids]]:
+    from reasonrag.dpo.train import step_rows
+
     for row in step_rows(examples)["train"]:
         border = row["labels"].count(-100)
         yield tuple(row["input_ids"][:border]), tuple(row["labels"][border:])

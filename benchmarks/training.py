@@ -62,8 +62,8 @@ class Bench:
 
         return AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32)
 
-    def step(self, kind: Any, config: Any, rows: Any, *, extra: dict[str, float] | None = None, **more: Any) -> Step:
-        """Return a step of a trainer of that kind on all of `rows`, each with the columns `extra` added."""
+    def step(self, kind: Any, config: Any, rows: Any, **more: Any) -> Step:
+        """Return a step of a trainer of that kind on all of `rows`."""
         from peft import LoraConfig
 
         arguments = config(
@@ -79,7 +79,7 @@ class Bench:
         trainer.create_optimizer()
         trainer.current_gradient_accumulation_steps = 1  # set by `train` otherwise
         trainer.model.train()
-        batch = [{**row, **(extra or {})} for row in trainer.train_dataset]
+        batch = list(trainer.train_dataset)
 
         def run() -> None:
             trainer.training_step(trainer.model, trainer.data_collator(batch), None)
@@ -145,7 +145,7 @@ def small(bench: Bench) -> None:
     from transformers import AutoTokenizer
     from trl import DPOConfig, DPOTrainer
 
-    from reasonrag.dpo.trainer import StepCollator, StepDPOTrainer
+    from reasonrag.dpo.train import StepDPOTrainer
     from reasonrag.training.model import model_path
 
     path = model_path("demo")
@@ -155,7 +155,6 @@ def small(bench: Bench) -> None:
         bench.weights(), args=DPOConfig(bench.folder, **bench.device), train_dataset=rows,
         processing_class=bench.tokenizer,
     ).train_dataset.select_columns(["prompt_ids", "chosen_ids", "rejected_ids"])  # fmt: skip
-    collator = StepCollator(bench.tokenizer.pad_token_id)
 
     def step(kind: Any, rows: Any, **more: Any) -> Step:
         return bench.step(kind, DPOConfig, rows, ref_model=bench.weights(), arguments=unlimited, **more)
@@ -164,10 +163,6 @@ def small(bench: Bench) -> None:
         "TRL, conversational rows": step(DPOTrainer, rows),
         "ours, token rows": step(StepDPOTrainer, ids),
         "ours, conversational rows": step(StepDPOTrainer, rows),
-        "ours, weights and margins": step(
-            StepDPOTrainer, ids, data_collator=collator, extra={"pair_weight": 1.0, "pair_margin": 0.1}
-        ),
-        "ours, an SFT term": step(StepDPOTrainer, ids, sft_weight=0.1),
     }
     bench.compare("DPO, small vocabulary", steps, SMALL_TURNS, limit="<= 1.02")
 
@@ -190,7 +185,7 @@ def large(
     from transformers import AutoConfig, AutoModelForCausalLM
     from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-    from reasonrag.dpo.trainer import StepDPOTrainer, StepSFTTrainer
+    from reasonrag.dpo.train import StepDPOTrainer, StepSFTTrainer
     from reasonrag.training.trainer import GuardedTrainer
 
     path = model or str(Path(bench.folder, "large"))

@@ -156,7 +156,7 @@ def import_(source: Path, out: Path, **given: Path | None) -> None:
       reasonrag import RAG_ProGuide.json --out data/proguide
       reasonrag dpo train --data data/proguide --model Qwen/Qwen2.5-7B-Instruct --out policies/proguide
     """
-    from reasonrag.publish.importers import import_pairs
+    from reasonrag.dpo.preferences import import_pairs
 
     _exchange(import_pairs, "import", source, out, given)
 

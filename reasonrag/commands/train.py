@@ -57,7 +57,7 @@ def dpo() -> None:
 
 @dpo.command("train")
 @settings("DPOSettings", *_COMMON, "beta", "loss_type")
-@rare(settings("DPOSettings", *_RARE, "reference", "weight", "reward_margin", "sft_weight"))
+@rare(settings("DPOSettings", *_RARE, "reference"))
 @configuration("DPOSettings")
 @OUT
 def dpo_train(out: Path | None, **given: Any) -> None:

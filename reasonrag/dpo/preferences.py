@@ -1,8 +1,8 @@
 """Preference data of any origin to checked rows: a run, a folder, a file or a Hub data set, in any row layout.
 
 Layouts: our own tables of pairs, TRL's lists of messages and plain texts with or without a prompt, and the published
-RAG-ProGuide. Rows that cannot be used are named, never skipped silently. `Contradictions` and `PairRules` check that
-no preference reverses another one and that no question is in two splits.
+RAG-ProGuide. Rows that cannot be used are named, never skipped silently. `PairRules` checks that no preference reverses
+another one and that no question is in two splits.
 """
 
 from __future__ import annotations
@@ -12,40 +12,50 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    NonNegativeInt,
+    ValidationError,
+    model_validator,
+)
 
 from reasonrag.core.config import POLICY_CARD, Config, PolicyCard, load_config
-from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.settings import named_path
-from reasonrag.core.text import common_length, common_text, normalize_answer, quoted, valid_unicode
-from reasonrag.core.types import Message, Prompt, Span, as_finite
-from reasonrag.storage.files import short_hash
-from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import column_names, read_batches
-from reasonrag.storage.records import RowProblems, read_rows, text_id
-
-if TYPE_CHECKING:
-    from datasets import DatasetDict
+from reasonrag.core.text import (
+    common_length,
+    common_text,
+    normalize_answer,
+    quoted,
+    redact_data,
+    valid_unicode,
+)
+from reasonrag.core.types import Message, Prompt, Span
+from reasonrag.storage.files import short_hash, write_json, write_text
+from reasonrag.storage.folder import Folder, read_run
+from reasonrag.storage.parquet import Row, ShardWriter, not_finite, read_batches
+from reasonrag.storage.records import NO_OBJECT, SUFFIXES, RowProblems, raw_rows, text_id
+from reasonrag.storage.tables import pair_schema
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
-BY_PROMPT = "prompt "  # the group of a row without a question id begins with this
+SET_ASIDE = "set_aside.jsonl"
+_BY_PROMPT = "prompt "  # the group of a row without a question id begins with this
 _HUB_TIMEOUT_S = 10.0
 _HELD_OUT = ("test", "validation", "valid", "val", "dev", "eval")
-_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
-_ENDS = ("stop", "turn", "length")
-
-_PAIR_COLUMNS = ("prompt", "chosen", "rejected")
-_TRAJECTORY_COLUMNS = ("chosen_steps", "rejected_steps")
-_PROGUIDE_COLUMNS = ("instruction", "input", "layer", "chosen_action_type", "rejected_action_type")
-_OPTIONAL_COLUMNS = (
-    *("chosen_end", "rejected_end", "margin", "depth", "dataset", "question_id", "tools", "chat_template_kwargs"),
-    *("chosen_type", "rejected_type", "chosen_token_ids", "rejected_token_ids", "chosen_reward", "rejected_reward"),
-    *("turn", "chosen_turns", "rejected_turns"),
-)
-_OUR_COLUMNS = {"question_id", "dataset", "depth", "margin"}
+_IMPORTED = "pairs.json"  # `reasonrag pairs --out` writes a file of this name with its pairs, too
+_SHARD_ROWS = 50_000
+_NAMED_CONTRADICTIONS = 3
+_SIDES = ("chosen", "rejected")
+_TEXT_COLUMNS = ("prompt", *_SIDES)
 _PROGUIDE_ACTIONS = {
     "Query Generation": "query",
     "Evidence Extraction": "evidence",
@@ -58,12 +68,15 @@ _ADVICE = (
 )
 _WHOLE_WORDS = re.compile(r"(?s:.*\s)?")
 _LAST_TAG = re.compile(r".*<(\w+)>([^<]*)</\1>\s*", re.DOTALL)
-_NAMED_CONTRADICTIONS = 3
 
 Ids = tuple[int, ...]
 Messages = list[dict[str, Any]]
-NumberedRow = tuple[int, Mapping[str, Any]]
+NumberedRow = tuple[int, Any]
 TypedText = tuple[str, str]  # type of a step ("" if it is unknown), and its text
+Question = tuple[str, str]  # data set and id
+
+
+# Checked rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +123,9 @@ class TextSides:
     rejected: str
 
 
+Sides = StepSides | ChatSides | TextSides
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The label of a step for a process reward model: a value in [0, 1], and its weight by certainty, in (0, 1].
@@ -131,10 +147,10 @@ class CheckedRow:
     """
 
     place: str
-    sides: StepSides | ChatSides | TextSides
+    sides: Sides
     margin: float | None
     depth: int
-    group: tuple[str, str]
+    group: Question
     types: tuple[str, str] = ("", "")
     target: Target | None = None
 
@@ -183,58 +199,61 @@ def read_preferences(data: str) -> Preferences:
         DataError, RunError: nothing readable is there; one line names the problem and what to do.
     """
     path = named_path(data)
+    if path.name == "pairs" and (path.parent / "run.json").is_file():
+        path = path.parent
+    if (path / "run.json").exists() or (path / "journal.sqlite").exists():
+        return _read_run(path)
     if path.is_dir():
-        if path.name == "pairs" and (path.parent / "run.json").is_file():
-            path = path.parent
-        is_run = (path / "run.json").exists() or (path / "journal.sqlite").exists()
-        return _read_run(path) if is_run else _read_folder(path)
-    if path.is_file() or data.lower().endswith(_SUFFIXES):
+        return _read_folder(path)
+    if path.is_file() or data.lower().endswith(SUFFIXES):
         return Preferences(list(pairs_in(path)), [])
     return _read_hub(data)
 
 
 def _read_run(path: Path) -> Preferences:
     config, summary = read_run(path)
-    preferences = Preferences(*_read_splits(path / "pairs"), _card(config, summary))
-    for split, rows in (("train", preferences.train), ("test", preferences.test)):
-        expected = (summary.get("pairs") or {}).get(split)
-        if expected != len(rows):
+    rows_by_split = _read_splits(path / "pairs")
+    for split in ("train", "test"):
+        count, expected = len(rows_by_split[split]), (summary.get("pairs") or {}).get(split)
+        if count != expected:
             raise DataError(
-                f"{path}: {len(rows)} {split} pairs found and {expected} in run.json; "
-                f"write them again with `reasonrag pairs {path}`"
+                f"{path}: {count} {split} pairs found and {expected} in run.json; write them again with "
+                f"`reasonrag pairs {path}`"
             )
-    if not preferences.train:
-        raise DataError(
-            f"{path}: no pairs to train on; build trees of more questions, or lower pairs.min_margin with "
-            "`reasonrag pairs`"
-        )
-    return preferences
+    return _of_splits(str(path), rows_by_split, _card(config, (summary.get("content") or {}).get("prompts")))
 
 
 def _read_folder(path: Path) -> Preferences:
     config = path / "config.yaml"
-    folder = next((p for p in (path, path / "data") if any(p.glob("*.parquet"))), None)
+    folder = next((place for place in (path, path / "data") if any(place.glob("*.parquet"))), None)
     if folder is None:
         raise DataError(f"{path}: no run and no Parquet file in this folder; give one that has either")
-    card = _card(load_config(file=config), {}) if config.is_file() else None
-    preferences = Preferences(*_read_splits(folder), card)
-    if not preferences.train:
-        raise DataError(f"{path}: only held-out rows in it; there has to be a train-*.parquet")
-    return preferences
+    card = _card(load_config(file=config)) if config.is_file() else None
+    return _of_splits(str(path), _read_splits(folder), card)
 
 
-def _card(config: Config, summary: dict[str, Any]) -> PolicyCard:
-    return PolicyCard.of(config.model_dump(mode="json"), (summary.get("content") or {}).get("prompts"))
+def _card(config: Config, prompts: str | None = None) -> PolicyCard:
+    return PolicyCard.of(config.model_dump(mode="json"), prompts)
 
 
-def _read_splits(folder: Path) -> tuple[list[CheckedRow], list[CheckedRow]]:
+def _read_splits(folder: Path) -> dict[str, list[CheckedRow]]:
     """Read Parquet files by name: a file is for training unless its name begins with that of a held-out split."""
     check_shards(folder)
-    rows_by_split: dict[str, list[CheckedRow]] = {}
+    rows_by_split: defaultdict[str, list[CheckedRow]] = defaultdict(list)
     for file in sorted(folder.glob("*.parquet")):
-        rows_by_split.setdefault(split_of(file.name), []).extend(pairs_in(file))
+        rows_by_split[split_of(file.name)] += pairs_in(file)
+    return rows_by_split
+
+
+def _of_splits(source: str, rows_by_split: Mapping[str, list[CheckedRow]], card: PolicyCard | None) -> Preferences:
+    if not rows_by_split.get("train"):
+        names = ", ".join(quoted(split) for split, rows in rows_by_split.items() if rows)
+        raise DataError(
+            f"{source}: no pairs to train on in a split train, but in {names or 'none'}; build trees of more "
+            "questions, lower pairs.min_margin, or save the split that you want as Parquet and give that file"
+        )
     held_out = next((split for split in _HELD_OUT if split in rows_by_split), "")
-    return rows_by_split.get("train", []), rows_by_split.get(held_out, [])
+    return Preferences(rows_by_split["train"], rows_by_split.get(held_out, []), card)
 
 
 def split_of(name: str) -> str:
@@ -266,43 +285,50 @@ def pairs_in(path: Path) -> Iterator[CheckedRow]:
     Raises:
         DataError: the file cannot be read or holds no pairs; or, at its end, some rows cannot be used, which it names.
     """
-    problems = RowProblems(str(path))
-    numbered = _read_parquet(path) if path.name.lower().endswith(".parquet") else read_rows(path, problems)
     row = None
-    for row in checked_rows(path.name, numbered, problems):
+    for row in checked_rows(path.name, _rows_of(path), RowProblems(str(path))):
         yield row
     if row is None:
         raise DataError(f"{path}: no pairs in it")
 
 
-def _read_parquet(path: Path) -> Iterator[NumberedRow]:
-    """Read the columns that are needed; page checksums are verified if the file has any."""
-    if not path.is_file():
-        raise DataError(f"{path}: file not found")
-    names = column_names(path)
-    if not {"chosen", "rejected"} <= set(names) and not set(_TRAJECTORY_COLUMNS) <= set(names):
-        raise DataError(f"{path}: no pairs, its columns are {', '.join(map(quoted, names[:12]))}. {_ADVICE}")
-    ends = {"chosen_steps"} if "chosen_steps" in names else {"chosen_end", "rejected_end"}
-    if "config_hash" in names and (missing := (_OUR_COLUMNS | ends) - set(names)):
-        raise DataError(
-            f"{path}: pairs of another version of reasonrag, without {min(missing)}; "
-            "write them again with `reasonrag pairs`"
-        )
-    known = {*_PAIR_COLUMNS, *_TRAJECTORY_COLUMNS, *_OPTIONAL_COLUMNS, *_PROGUIDE_COLUMNS}
+def _rows_of(path: Path) -> Iterator[NumberedRow]:
+    """Yield the 1-based number and the value of each row; page checksums of Parquet are verified if there are any."""
+    if path.suffix.lower() != ".parquet" or not path.is_file():
+        yield from raw_rows(path)
+        return
     number = 0
-    for batch in read_batches(path, None, columns=[name for name in names if name in known]):
+    for batch in read_batches(path, None):
         for row in batch.to_pylist():
             number += 1
             yield number, row
 
 
 def _read_hub(data: str) -> Preferences:
-    """Read a data set with a `train` split; its test or validation split is held out. Its code is never run."""
+    """Read a data set with a `train` split; its test or validation split is held out. Its code is never run.
+
+    The splits and the policy card are of one commit; offline, of the commit that was fetched before.
+    """
     address = HUB_NAME.fullmatch(data)
     if not address:
         raise DataError(f"data {quoted(data)}: no such file or folder; give a run's folder, a file, or a Hub id")
+    name, revision, configuration = address.group("name", "revision", "config")
     try:
-        splits, card = _fetch(address["name"], address["revision"], address["config"])
+        import datasets
+        import huggingface_hub
+
+        offline = huggingface_hub.is_offline_mode()
+        if not offline:  # otherwise `load_dataset` retries an unreachable Hub for half a minute, and prints about it
+            huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=_HUB_TIMEOUT_S)
+        patterns = ["README.md", POLICY_CARD, "prompts/*"]
+        folder = huggingface_hub.snapshot_download(
+            name, repo_type="dataset", revision=revision, allow_patterns=patterns
+        )
+        card = PolicyCard.read(Path(folder))
+        if offline:  # loading by name would take any cached revision and configuration
+            splits = datasets.load_dataset(folder, configuration)
+        else:
+            splits = datasets.load_dataset(name, configuration, revision=Path(folder).name)
     except ConfigError:
         raise
     # Offline mode, sockets, HTTP statuses and damaged caches raise types of their own, from three libraries.
@@ -311,36 +337,12 @@ def _read_hub(data: str) -> Preferences:
             f"data {quoted(data)} is no local file, and cannot be fetched from the Hub ({type(error).__name__}); "
             "check the name, or download it and give the Parquet or JSONL file"
         ) from error
-    if "train" not in splits:
-        raise DataError(
-            f"data set {data!r} has no split train, but {', '.join(map(quoted, splits))}; "
-            "save the one you want as Parquet and give that file"
-        )
-
-    def read_split(split: str) -> list[CheckedRow]:
-        return list(checked_rows(split, enumerate(splits[split], 1), RowProblems(f"{data}, split {split}")))
-
-    held_out = next((split for split in _HELD_OUT if split in splits), None)
-    train = read_split("train")
-    if not train:
-        raise DataError(f"data set {data!r}: no pairs in its split train")
-    return Preferences(train, read_split(held_out) if held_out else [], card)
-
-
-def _fetch(name: str, revision: str | None, configuration: str | None) -> tuple[DatasetDict, PolicyCard | None]:
-    """Return splits and policy card, both of one commit; offline, of the commit that was fetched before."""
-    import datasets
-    import huggingface_hub
-
-    offline = huggingface_hub.is_offline_mode()
-    if not offline:  # otherwise `load_dataset` retries an unreachable Hub for half a minute, and prints about it
-        huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=_HUB_TIMEOUT_S)
-    patterns = ["README.md", POLICY_CARD, "prompts/*"]
-    folder = huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns)
-    card = PolicyCard.read(Path(folder))
-    if offline:  # loading by name would take any cached revision and configuration
-        return datasets.load_dataset(folder, configuration), card
-    return datasets.load_dataset(name, configuration, revision=Path(folder).name), card
+    rows_by_split: dict[str, list[CheckedRow]] = {}
+    for split in splits:
+        if split == "train" or split in _HELD_OUT:
+            problems = RowProblems(f"{data}, split {split}")
+            rows_by_split[split] = list(checked_rows(split, enumerate(splits[split], 1), problems))
+    return _of_splits(data, rows_by_split, card)
 
 
 # The layouts of a row
@@ -360,7 +362,95 @@ def checked_rows(name: str, numbered: Iterable[NumberedRow], problems: RowProble
     problems.check(_ADVICE)
 
 
-def read_row(place: str, raw: Mapping[str, Any]) -> CheckedRow:
+def _check_message(message: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+        raise ValueError("a message needs a role and a content of text")
+    return message
+
+
+_Text = InstanceOf[str]  # pydantic's own text refuses half a character, which `encode` replaces
+_TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+_Messages = Annotated[list[Annotated[dict[str, Any], AfterValidator(_check_message)]], Field(min_length=1)]
+
+
+class _Record(BaseModel):
+    """What a row has to be: values of exactly these types; unknown columns are ignored."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Span(_Record):
+    text: _Text
+    token_ids: _TokenIds | None = None
+
+
+class _Step(_Record):
+    """A step and its prompt: messages, and an open turn as text, and by spans if any of its token ids are known."""
+
+    prompt: _Messages
+    prefix: _Text | None = None
+    turn: list[_Span] | None = None
+    text: _Text
+    end: Literal["stop", "turn", "length"]
+    token_ids: _TokenIds | None = None
+
+    def checked(self) -> StepText:
+        prefix = self.prefix or ""
+        spans = self.turn or ([_Span(text=prefix)] if prefix and self.turn is None else [])
+        if "".join(span.text for span in spans) != prefix:
+            raise Unusable("the spans of an open turn differ from its text")
+        turn = []
+        for span in spans:
+            ids = None if span.token_ids is None else tuple(span.token_ids)
+            turn.append(Span(span.text, ids, by_policy=ids is not None))
+        messages = tuple(Message(message["role"], message["content"]) for message in self.prompt)
+        token_ids = None if self.token_ids is None else tuple(self.token_ids)
+        return StepText(Prompt(messages, tuple(turn)), self.text, self.end, token_ids)
+
+
+class _Steps(_Record):
+    chosen: Annotated[list[_Step], Field(min_length=1)]
+    rejected: Annotated[list[_Step], Field(min_length=1)]
+
+
+class _Chats(_Record):
+    prompt: _Messages
+    chosen: _Messages
+    rejected: _Messages
+    tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class _Texts(_Record):
+    prompt: _Text
+    chosen: _Text
+    rejected: _Text
+
+
+class _Facts(_Record):
+    """Columns that rows of every layout may have."""
+
+    margin: float | None = None
+    depth: NonNegativeInt | None = None
+    chosen_reward: float | None = None
+    rejected_reward: float | None = None
+    dataset: Any = None
+    chosen_type: Any = None
+    rejected_type: Any = None
+
+    @model_validator(mode="after")
+    def _margin_is_of_rewards(self) -> Self:
+        better, worse = self.chosen_reward, self.rejected_reward
+        if better is None or worse is None:
+            return self
+        if better <= worse:
+            raise ValueError("chosen_reward is not above rejected_reward")
+        if self.margin is not None and not math.isclose(self.margin, better - worse, abs_tol=1e-9):
+            raise ValueError("margin is not chosen_reward less rejected_reward")
+        return self
+
+
+def read_row(place: str, raw: Any) -> CheckedRow:
     """Read one raw row in any known layout; unknown columns are ignored. `place` names the row in messages.
 
     >>> read_row("row 1", {"chosen": "Who made Jaws? Spielberg", "rejected": "Who made Jaws? Spiel"}).sides
@@ -369,207 +459,133 @@ def read_row(place: str, raw: Mapping[str, Any]) -> CheckedRow:
     Raises:
         Unusable: a column is missing, or has a value of another kind.
     """
-    raw = known_columns(raw)
-    if any(raw.get(name) is not None for name in _TRAJECTORY_COLUMNS):
-        sides: StepSides | ChatSides | TextSides = _trajectory_sides(raw)
-    else:
-        sides = _pair_sides(raw)
-    margin, depth, dataset = raw.get("margin"), raw.get("depth"), raw.get("dataset")
-    if margin is not None and as_finite(margin) is None:
-        raise Unusable("margin is not a finite number")
-    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
-        raise Unusable("depth is not a count of steps")
-    _check_preference(raw, sides, margin)
+    if not isinstance(raw, Mapping):
+        raise Unusable(NO_OBJECT)
+    raw = _without_proguide_names(raw)
+    try:
+        facts, sides = _Facts.model_validate(raw), _read_sides(raw)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(part for part in problem["loc"] if isinstance(part, str))
+        reason = problem["msg"].removeprefix("Value error, ")
+        raise Unusable(f"{name}: {reason}" if name else reason) from None
+    except OverflowError:
+        raise Unusable("a number is too large") from None
+    if _texts_of(sides.chosen) == _texts_of(sides.rejected):
+        raise Unusable("chosen and rejected are equal")
     if raw.get("question_id") is None:
         prompt = sides.chosen[0].prompt if isinstance(sides, StepSides) else sides.prompt
-        question = BY_PROMPT + hashlib.sha256(json.dumps(prompt, default=_as_fields).encode()).hexdigest()[:16]
+        question = _BY_PROMPT + hashlib.sha256(json.dumps(prompt, default=_as_fields).encode()).hexdigest()[:16]
     else:
         question = text_id(raw["question_id"]) or ""
         if not question:
             raise Unusable("question_id is empty, or neither a text nor a whole number")
-    group = (valid_unicode(dataset) if isinstance(dataset, str) else "", question)
-    types = raw.get("chosen_type"), raw.get("rejected_type")
-    first, second = (value if isinstance(value, str) else "" for value in types)
-    return CheckedRow(place, sides, None if margin is None else float(margin), depth or 0, group, (first, second))
+    dataset = valid_unicode(facts.dataset) if isinstance(facts.dataset, str) else ""
+    types = [value if isinstance(value, str) else "" for value in (facts.chosen_type, facts.rejected_type)]
+    return CheckedRow(place, sides, facts.margin, facts.depth or 0, (dataset, question), (types[0], types[1]))
 
 
-def known_columns(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_proguide_names(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a row as it is, but of the published RAG-ProGuide with our columns.
 
     There, `prompt` is one text of the system and the user message, and `layer` the depth.
     """
-    system, user, layer = raw.get("instruction"), raw.get("input"), raw.get("layer")
-    if not isinstance(system, str) or not isinstance(user, str):
-        return raw
+    system, user = raw.get("instruction"), raw.get("input")
     if raw.get("prompt") != f"System: {system}\nUser: {user}":
         return raw
     columns: dict[str, Any] = {
         "prompt": [{"role": "system", "content": system}, {"role": "user", "content": user}],
-        "depth": layer,
+        "depth": raw.get("layer"),
     }
-    for side in ("chosen", "rejected"):
-        text, action = raw.get(side), raw.get(f"{side}_action_type")
-        if not isinstance(text, str):
-            raise Unusable(f"{side} is not a text")
-        columns[side] = [{"role": "assistant", "content": text}]
-        columns[f"{side}_type"] = _PROGUIDE_ACTIONS.get(action) if isinstance(action, str) else None
+    for side in _SIDES:
+        columns[side] = [{"role": "assistant", "content": raw.get(side) or None}]
+        columns[f"{side}_type"] = _PROGUIDE_ACTIONS.get(str(raw.get(f"{side}_action_type")))
     return columns
 
 
-def _pair_sides(raw: Mapping[str, Any]) -> StepSides | ChatSides | TextSides:
-    prompt, chosen, rejected = (raw.get(name) for name in _PAIR_COLUMNS)
-    for name, value in (("chosen", chosen), ("rejected", rejected)):
-        if value is None:
-            raise Unusable(f"{name} missing")
-    if prompt is None:
-        prompt, chosen, rejected = _split_prompt(chosen, rejected)
-    columns = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-    ends = [raw.get("chosen_end"), raw.get("rejected_end")]
-    if isinstance(prompt, str) and isinstance(chosen, str) and isinstance(rejected, str):
-        if any(ends):
+def _read_sides(raw: Mapping[str, Any]) -> Sides:
+    """Choose the layout by the columns that are there, and read both sides."""
+    if any(raw.get(f"{side}_steps") is not None for side in _SIDES):
+        return _step_sides({side: _steps_of_trajectory(raw, side) for side in _SIDES})
+    raw = _with_prompt(raw)
+    if isinstance(raw["chosen"], str):
+        texts = _Texts.model_validate(raw)
+        if raw.get("chosen_end") or raw.get("rejected_end"):
             raise Unusable("chosen_end and rejected_end go with lists of messages, not with texts")
-        for name, text in columns.items():
-            if not text.strip():
-                raise Unusable(f"{name} is empty")
-        return TextSides(prompt, chosen, rejected)
-    if not all(isinstance(value, list) for value in columns.values()):
-        raise Unusable("prompt, chosen and rejected are neither all texts nor all lists of messages")
-    chats = {name: _messages(name, value) for name, value in columns.items()}
-    if ends != [None, None]:
-        # A prompt with the assistant's message last leaves that turn open; TRL continues it too.
-        *before, last = chats["prompt"]
-        if last["role"] != "assistant":
-            read = _prompt(chats["prompt"])
-        elif before:
-            read = _prompt(before, last["content"], raw.get("turn"))
-        else:
-            raise Unusable("prompt is an open turn and nothing else")
-        return StepSides((_step(raw, read, "chosen", chats),), (_step(raw, read, "rejected", chats),))
-    for name in ("chosen", "rejected"):
-        if not any(message["content"].strip() for message in chats[name]):
+        if not (texts.prompt.strip() and texts.chosen.strip() and texts.rejected.strip()):
+            raise Unusable("prompt, chosen or rejected is empty")
+        return TextSides(texts.prompt, texts.chosen, texts.rejected)
+    tools = raw.get("tools")
+    try:  # TRL's tools are a list, or JSON
+        chats = _Chats.model_validate({**raw, "tools": json.loads(tools) if isinstance(tools, str) else tools})
+    except json.JSONDecodeError:
+        raise Unusable("tools is not JSON") from None
+    if any(raw.get(f"{side}_end") is not None for side in _SIDES):
+        return _step_sides({side: [_step_of_pair(raw, chats.prompt, side)] for side in _SIDES})
+    if raw.get("config_hash") is not None:
+        raise Unusable("of another version of reasonrag, without chosen_end (`reasonrag pairs` writes it again)")
+    for name, messages in (("chosen", chats.chosen), ("rejected", chats.rejected)):
+        if not any(message["content"].strip() for message in messages):
             raise Unusable(f"{name} is empty")
-    return ChatSides(**chats, template=_template_arguments(raw))
+    template = {"tools": chats.tools, **(chats.chat_template_kwargs or {})}
+    return ChatSides(chats.prompt, chats.chosen, chats.rejected, template)
 
 
-def _split_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-    """Return prompt, chosen and rejected of a row without a prompt: it is the common beginning of the two.
+def _with_prompt(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with a prompt. Without one, it is the common beginning of both sides.
 
-    Whole messages, or text up to the last white space, so that no word is cut.
+    That is whole messages, or text up to the last white space, so that no word is cut.
     """
-    if isinstance(chosen, str) and isinstance(rejected, str):
-        words = _WHOLE_WORDS.match(chosen[: common_length(chosen, rejected)])
-        shared = len(words[0]) if words else 0
-    elif isinstance(chosen, list) and isinstance(rejected, list):
-        shared = common_length(chosen, rejected)
-    else:
-        raise Unusable("prompt, chosen and rejected are neither all texts nor all lists of messages")
+    chosen, rejected = raw.get("chosen"), raw.get("rejected")
+    for side in _SIDES:
+        if raw.get(side) is None:
+            raise Unusable(f"{side} missing")
+    if raw.get("prompt") is not None or type(chosen) is not type(rejected):
+        return raw
+    shared = common_length(chosen, rejected) if isinstance(chosen, list | str) else 0
+    if isinstance(chosen, str) and (words := _WHOLE_WORDS.match(chosen[:shared])):
+        shared = len(words[0])
     if not shared:
         raise Unusable("prompt missing, and chosen and rejected have no common beginning")
-    return chosen[:shared], chosen[shared:], rejected[shared:]
+    return {**raw, "prompt": chosen[:shared], "chosen": chosen[shared:], "rejected": rejected[shared:]}
 
 
-def _messages(name: str, value: list[Any]) -> Messages:
-    if not value:
-        raise Unusable(f"{name} is empty")
-    for message in value:
-        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise Unusable(f"{name} holds something else than messages with a role and a content of text")
-    return value
-
-
-def _prompt(messages: Messages, prefix: str = "", turn: object = None) -> Prompt:
-    chat = tuple(Message(message["role"], message["content"]) for message in messages)
-    spans = [{"text": prefix}] if turn is None and prefix else turn or []
-    if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
-        raise Unusable("an open turn is not a list of spans")
-    if "".join(str(span.get("text")) for span in spans) != prefix:
-        raise Unusable("the spans of an open turn differ from its text")
-    read = []
-    for span in spans:
-        ids = _ids("token_ids of an open turn", span.get("token_ids"))
-        read.append(Span(span["text"], ids, by_policy=ids is not None))
-    return Prompt(chat, tuple(read))
-
-
-def _step(raw: Mapping[str, Any], prompt: Prompt, side: str, chats: Mapping[str, Messages]) -> StepText:
-    messages = chats[side]
-    if len(messages) != 1 or messages[0]["role"] != "assistant":
+def _step_of_pair(raw: Mapping[str, Any], prompt: Messages, side: str) -> Row:
+    """Return the one step of a side, in the columns of a step of a trajectory."""
+    if len(raw[side]) != 1 or raw[side][0]["role"] != "assistant":
         raise Unusable(f"{side} is not one message of the assistant, as its end requires")
-    end, ids = _end(f"{side}_end", raw.get(f"{side}_end")), _ids(f"{side}_token_ids", raw.get(f"{side}_token_ids"))
-    return StepText(prompt, messages[0]["content"], end, ids)
+    step = {"text": raw[side][0]["content"], "end": raw.get(f"{side}_end"), "token_ids": raw.get(f"{side}_token_ids")}
+    # A prompt with the assistant's message last leaves that turn open; TRL continues it too.
+    *before, last = prompt
+    if last["role"] != "assistant":
+        return {**step, "prompt": prompt}
+    if not before:
+        raise Unusable("prompt is an open turn and nothing else")
+    return {**step, "prompt": before, "prefix": last["content"], "turn": raw.get("turn")}
 
 
-def _trajectory_sides(raw: Mapping[str, Any]) -> StepSides:
-    for name in _TRAJECTORY_COLUMNS:
-        if raw.get(name) is None:
-            raise Unusable(f"{name} missing")
-    return StepSides(_steps(raw, "chosen"), _steps(raw, "rejected"))
-
-
-def _steps(raw: Mapping[str, Any], side: str) -> tuple[StepText, ...]:
-    name, rows = f"{side}_steps", raw[f"{side}_steps"]
-    if not isinstance(rows, list) or not rows:
-        raise Unusable(f"{name} is empty, or not a list of steps")
-    per_step = []
-    for column in (f"{side}_token_ids", f"{side}_turns"):
-        values = raw.get(column) if raw.get(column) is not None else [None] * len(rows)
-        if not isinstance(values, list) or len(values) != len(rows):
+def _steps_of_trajectory(raw: Mapping[str, Any], side: str) -> Any:
+    """Return the steps of a side, each with its token ids and its open turn, which have columns for themselves."""
+    steps = raw.get(f"{side}_steps")
+    for name, column in (("token_ids", f"{side}_token_ids"), ("turn", f"{side}_turns")):
+        values = raw.get(column)
+        if values is None or not isinstance(steps, list):
+            continue
+        if not isinstance(values, list) or len(values) != len(steps):
             raise Unusable(f"{column} is not a list with one entry for each step")
-        per_step.append(values)
-    steps = []
-    for row, ids, turn in zip(rows, *per_step, strict=True):
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise Unusable(f"{name} holds something else than steps with a prompt, a text and an end")
-        messages, prefix = row.get("prompt"), row.get("prefix") or ""
-        if not isinstance(messages, list) or not isinstance(prefix, str):
-            raise Unusable(f"{name} has a step with a prompt that is not a list of messages")
-        prompt = _prompt(_messages(f"a prompt of {name}", messages), prefix, turn)
-        end = _end(f"an end of {name}", row.get("end"))
-        steps.append(StepText(prompt, row["text"], end, _ids(f"{side}_token_ids", ids)))
-    return tuple(steps)
+        steps = [{**dict(step), name: value} for step, value in zip(steps, values, strict=True)]
+    return steps
 
 
-def _ids(name: str, value: object) -> Ids | None:
-    if value is None:
-        return None
-    is_ints = isinstance(value, list) and {int}.issuperset(map(type, value))
-    if isinstance(value, list) and is_ints and (not value or 0 <= min(value) <= max(value) < 2**31):
-        return tuple(value)
-    raise Unusable(f"{name} is not a list of token ids")
+def _step_sides(steps_by_side: Mapping[str, Any]) -> StepSides:
+    steps = _Steps.model_validate(steps_by_side)
+    chosen, rejected = ([step.checked() for step in side] for side in (steps.chosen, steps.rejected))
+    return StepSides(tuple(chosen), tuple(rejected))
 
 
-def _end(name: str, value: object) -> str:
-    if value not in _ENDS:
-        raise Unusable(f"{name} is not one of {', '.join(_ENDS)}")
-    return str(value)
-
-
-def _template_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what TRL passes to the chat template: the columns `tools` (a list, or JSON) and `chat_template_kwargs`."""
-    tools, further = raw.get("tools"), raw.get("chat_template_kwargs") or {}
-    try:
-        tools = json.loads(tools) if isinstance(tools, str) else tools
-    except ValueError:
-        raise Unusable("tools is not JSON") from None
-    if not isinstance(further, dict):
-        raise Unusable("chat_template_kwargs is not a mapping")
-    return {"tools": tools, **further}
-
-
-def _check_preference(raw: Mapping[str, Any], sides: StepSides | ChatSides | TextSides, margin: object) -> None:
-    if isinstance(sides, StepSides):
-        same = [(step.text, step.end) for step in sides.chosen] == [(step.text, step.end) for step in sides.rejected]
-    else:
-        same = sides.chosen == sides.rejected
-    if same:
-        raise Unusable("chosen and rejected are equal")
-    rewards = [raw.get("chosen_reward"), raw.get("rejected_reward")]
-    if None not in rewards:
-        better, worse = map(as_finite, rewards)
-        if better is None or worse is None or better <= worse:
-            raise Unusable("chosen_reward is not a finite number above rejected_reward")
-        if isinstance(margin, int | float) and not math.isclose(margin, better - worse, abs_tol=1e-9):
-            raise Unusable("margin is not chosen_reward less rejected_reward")
+def _texts_of(side: tuple[StepText, ...] | Messages | str) -> object:
+    """Return what two sides of a preference must not have in common as a whole."""
+    return [(step.text, step.end) for step in side] if isinstance(side, tuple) else side
 
 
 def _as_fields(value: Any) -> Any:
@@ -586,74 +602,109 @@ def _as_fields(value: Any) -> Any:
 # Consistency of a data set
 
 
-class Contradictions:
-    """Counts pairs of which the data set also has the reverse, as they are added.
+class PairRules:
+    """Counts pairs of which the data set also has the reverse, and texts and questions that are in two splits.
+
+    Args:
+        repeated: what `repeated_questions` returns, if the trees are known: pairs of a question then come one after
+            another, and only those of repeated questions are remembered. Otherwise prompts are compared, without regard
+            to case and white space.
 
     Attributes:
         same_text: pairs (prompt, A, B) for which the data set also has (prompt, B, A).
         same_content: the same, with A and B compared by the text inside their last tag, normalised.
         named: the names of the first few, each with the pair that it reverses.
-        pairs: the names of all of them.
+        contradictory: the names of all of them.
+        rows: the number of pairs by split.
+        texts: the first split of each question, whatever its ids; of unknown trees, of each prompt, as a digest.
+        shared_texts: texts in two splits.
 
-    >>> contradictions = Contradictions()
-    >>> contradictions.add("1", "Who?", [("", "<answer>Jo</answer>")], [("", "<answer>Al</answer>")])
-    >>> contradictions.add("2", "Who?", [("", "<answer>Al</answer>")], [("", "<answer>JO!</answer>")])
-    >>> contradictions.same_text, contradictions.same_content, contradictions.named
+    >>> rules = PairRules()
+    >>> rules.add("1", ("", "q"), "Who?", [("", "<answer>Jo</answer>")], [("", "<answer>Al</answer>")])
+    >>> rules.add("2", ("", "q"), "Who?", [("", "<answer>Al</answer>")], [("", "<answer>JO!</answer>")])
+    >>> rules.same_text, rules.same_content, rules.named
     (0, 2, [('1', '2')])
     """
 
-    def __init__(self, repeated: Collection[tuple[str, str]] = ()) -> None:
-        """Take the questions with a text that another question has too: their pairs may contradict each other."""
+    def __init__(self, repeated: Mapping[Question, Question] | None = None) -> None:
         self.total = self.same_text = self.same_content = 0
         self.named: list[tuple[str, str]] = []
-        self.pairs: set[str] = set()
+        self.contradictory: set[str] = set()
+        self.rows: Counter[str] = Counter()
+        self.texts: dict[object, str] = {}
+        self.shared_texts: set[object] = set()
         self._repeated = repeated
-        self._question: tuple[str, str] | None = None
-        self._lasting: defaultdict[bytes, list[str]] = defaultdict(list)
-        self._names = self._lasting  # of the pairs by what they prefer
+        self._question: Question | None = None
+        self._lasting: defaultdict[bytes, list[str]] = defaultdict(list)  # names of pairs by what they prefer
+        self._names = self._lasting
+        self._split_of: dict[Question, str] = {}
+        self._shared: set[Question] = set()
 
-    def begin(self, dataset: str, question_id: str) -> None:
-        """Name the question of the next pairs. Pairs of questions that are not `repeated` are forgotten after them."""
-        if self._question != (dataset, question_id):
-            self._question = (dataset, question_id)
-            self._names = self._lasting if self._question in self._repeated else defaultdict(list)
+    def add_row(self, split: str, row: CheckedRow) -> None:
+        """Add a checked row of any layout, which is in a split."""
+        sides = row.sides
+        if isinstance(sides, StepSides):
+            read = sides.chosen[0].prompt
+            prompt: object = read.messages, read.prefix
+            contents = [*(message.content for message in read.messages), read.prefix]
+            texts = [[step.text for step in side] for side in (sides.chosen, sides.rejected)]
+        elif isinstance(sides, ChatSides):
+            prompt, contents = sides.prompt, [message["content"] for message in sides.prompt]
+            texts = [[message["content"] for message in side] for side in (sides.chosen, sides.rejected)]
+        else:
+            prompt, contents, texts = sides.prompt, [sides.prompt], [[sides.chosen], [sides.rejected]]
+        typed = [[(kind, text) for text in side] for kind, side in zip(row.types, texts, strict=True)]
+        self.add(row.place, row.group, prompt, *typed)
+        self.rows[split] += 1
+        text: object = short_hash(common_text("\n".join(contents)))
+        if self._repeated is not None:
+            text = self._repeated.get(row.group, row.group)
+        if self.texts.setdefault(text, split) != split:
+            self.shared_texts.add(text)
+        if self._split_of.setdefault(row.group, split) != split and not row.group[1].startswith(_BY_PROMPT):
+            self._shared.add(row.group)
 
-    def add(self, name: str, prompt: object, chosen: Sequence[TypedText], rejected: Sequence[TypedText]) -> None:
-        """Add a pair: its name, the prompt in any form with a `repr` of its own, and the steps of both sides."""
+    def add(
+        self,
+        name: str,
+        question: Question,
+        prompt: object,
+        chosen: Sequence[TypedText],
+        rejected: Sequence[TypedText],
+    ) -> None:
+        """Add a pair: its name, its question, the prompt in any form with a `repr`, and the steps of both sides."""
+        if self._repeated is not None and self._question != question:
+            self._question = question
+            self._names = self._lasting if question in self._repeated else defaultdict(list)
         self.total += 1
-        state = _key(prompt)
-        self.same_text += self._add(name, state, [text for _, text in chosen], [text for _, text in rejected])
-        self.same_content += self._add(
-            name, state, [_content(*step) for step in chosen], [_content(*step) for step in rejected]
-        )
+        plain = [[text for _, text in side] for side in (chosen, rejected)]
+        contents = [[_content(*step) for step in side] for side in (chosen, rejected)]
+        self.same_text += self._count_reverses(name, prompt, *plain)
+        self.same_content += self._count_reverses(name, prompt, *contents)
 
-    def _add(self, name: str, state: bytes, chosen: Sequence[object], rejected: Sequence[object]) -> int:
+    def _count_reverses(self, name: str, prompt: object, chosen: object, rejected: object) -> int:
         """Return how many more pairs have their reverse in the data set."""
-        same = self._names[_key(state, chosen, rejected)]
+        same = self._names[_key(prompt, chosen, rejected)]
         same.append(name)
-        reverse = self._names.get(_key(state, rejected, chosen))
+        reverse = self._names.get(_key(prompt, rejected, chosen))
         if not reverse:
             return 0
-        self.pairs |= {name, *reverse}
+        self.contradictory |= {name, *reverse}
         two = (reverse[0], name)
         if len(self.named) < _NAMED_CONTRADICTIONS and two not in self.named:
             self.named.append(two)
         return 1 + (len(reverse) if len(same) == 1 else 0)  # the first of its kind contradicts all of its reverses
 
-    def add_row(self, row: CheckedRow) -> None:
-        """Add a checked row of any layout."""
-        sides = row.sides
-        if isinstance(sides, StepSides):
-            read = sides.chosen[0].prompt
-            prompt: object = read.messages, read.prefix
-            chosen, rejected = ([step.text for step in side] for side in (sides.chosen, sides.rejected))
-        elif isinstance(sides, ChatSides):
-            prompt = sides.prompt
-            chosen, rejected = ([message["content"] for message in side] for side in (sides.chosen, sides.rejected))
-        else:
-            prompt, chosen, rejected = sides.prompt, [sides.chosen], [sides.rejected]
-        first, second = row.types
-        self.add(row.place, prompt, [(first, text) for text in chosen], [(second, text) for text in rejected])
+    def check_questions(self, name: str) -> int:
+        """Return how many questions have pairs; raise DataError if one is in two splits. `name` is that of the data."""
+        if self._shared:
+            dataset, question = min(self._shared)
+            of_dataset = f" of {quoted(dataset)}" if dataset else ""
+            raise DataError(
+                f"{name}: {len(self._shared)} questions are in both splits, the first is {quoted(question)}"
+                f"{of_dataset}, so the held-out metrics would mean nothing; split by question, as build-tree does"
+            )
+        return len(self._split_of)
 
     def summary(self) -> dict[str, Any]:
         """Return the counts and the first names as JSON can hold them."""
@@ -661,9 +712,9 @@ class Contradictions:
 
     def __str__(self) -> str:
         """Return the number of contradictory pairs with the first names; "" without such pairs."""
-        if not self.same_text and not self.same_content:
-            return ""
         count = max(self.same_text, self.same_content)
+        if not count:
+            return ""
         named = ", ".join(f"{first} and {second}" for first, second in self.named)
         return (
             f"{count} of {self.total} pairs contradict each other, {self.same_text} of them word for word: the same "
@@ -671,70 +722,98 @@ class Contradictions:
         )
 
 
-class PairRules(Contradictions):
-    """Counts the pairs of splits, the pairs that contradict each other, and the texts that two splits share.
-
-    Args:
-        repeated: what `repeated_questions` returns, if the trees are known: pairs of a question then come one after
-            another. Otherwise prompts are compared, without regard to case and white space.
-
-    Attributes:
-        rows: the number of pairs by split.
-        texts: the first split of each question, whatever its ids; of unknown trees, of each prompt, as a digest.
-        shared_texts: texts in two splits.
-    """
-
-    def __init__(self, repeated: Mapping[tuple[str, str], tuple[str, str]] | None = None) -> None:
-        super().__init__(repeated or ())
-        self.rows: Counter[str] = Counter()
-        self.texts: dict[object, str] = {}
-        self.shared_texts: set[object] = set()
-        self._firsts = repeated
-        self._questions: dict[tuple[str, str], str] = {}
-        self._shared: set[tuple[str, str]] = set()
-
-    def add_pair(self, split: str, row: CheckedRow) -> None:
-        """Add a pair of a split."""
-        if self._firsts is not None:
-            self.begin(*row.group)
-        self.add_row(row)
-        self.rows[split] += 1
-        text: object = _prompt_digest(row) if self._firsts is None else self._firsts.get(row.group, row.group)
-        if self.texts.setdefault(text, split) != split:
-            self.shared_texts.add(text)
-        if self._questions.setdefault(row.group, split) != split and not row.group[1].startswith(BY_PROMPT):
-            self._shared.add(row.group)
-
-    def check_questions(self, name: str) -> int:
-        """Return how many questions have pairs; raise DataError if one is in two splits. `name` is that of the data."""
-        if self._shared:
-            dataset, question = min(self._shared)
-            more = len(self._shared) - 1
-            raise DataError(
-                f"{name}: question {quoted(question)}{f' of {quoted(dataset)}' if dataset else ''} is in both splits"
-                f"{f', and {more} more are' if more else ''}, so the held-out metrics would mean nothing; split by "
-                "question, as build-tree does"
-            )
-        return len(self._questions)
-
-
-def _prompt_digest(row: CheckedRow) -> str:
-    if isinstance(row.sides, StepSides):
-        read = row.sides.chosen[0].prompt
-        texts = [*(message.content for message in read.messages), read.prefix]
-    else:
-        prompt = row.sides.prompt
-        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-    return short_hash(common_text("\n".join(texts)))
-
-
-def _content(type: str, text: str) -> TypedText:
+def _content(kind: str, text: str) -> TypedText:
     """Return type and text inside the last tag, normalised; the whole step if it has none, or cannot be parsed."""
-    tagged = None if type == "malformed" else _LAST_TAG.fullmatch(text)
+    tagged = None if kind == "malformed" else _LAST_TAG.fullmatch(text)
     if tagged is None:
-        return type, text.strip()
-    return type or tagged[1], normalize_answer(tagged[2]) or text.strip()
+        return kind, text.strip()
+    return kind or tagged[1], normalize_answer(tagged[2]) or text.strip()
 
 
 def _key(*parts: object) -> bytes:
     return hashlib.sha256(repr(parts).encode()).digest()[:16]
+
+
+# Preferences of other tools, kept as our tables
+
+
+def import_pairs(source: Path, out: Path, *, test: Path | None = None, log: Any = print) -> dict[str, int]:
+    """Write a file's pairs to `out/train-*.parquet`, those of a held-out file to `out/test-*.parquet`.
+
+    Unusable rows are set aside: `set_aside.jsonl` holds each one, with its number and the reason. Secrets are replaced
+    in all rows. A single file is not split, because rows without question ids cannot be split by question.
+
+    Returns:
+        Rows by split, the number of rows `set_aside`, and of pairs that are `contradictory`. These are kept.
+
+    Raises:
+        DataError: a file cannot be read, or none of its rows is usable (the rows are named).
+        RunError: the folder holds other files, or is in use.
+    """
+    files = {"train": source} | ({} if test is None else {"test": test})
+    if any(file.resolve().parent == out.resolve() for file in files.values()):
+        raise RunError(f"the pairs lie in {out}, the folder to be written; choose a new one for --out")
+    rules, counts, set_aside = PairRules(), {}, []
+    with Folder(out, "import of pairs", _IMPORTED).locked():
+        write_json(out / _IMPORTED, {})
+        for old in (*out.glob("*.parquet"), out / SET_ASIDE):  # half of two imports would look complete
+            old.unlink(missing_ok=True)
+        for split, file in files.items():
+            writer, problems = ShardWriter(out, split, pair_schema(), shard_rows=_SHARD_ROWS), RowProblems(str(file))
+            for number, given in _rows_of(file):
+                raw = redact_data(given, "an imported row")
+                try:
+                    row = read_row(f"{file.name} row {number}", raw)
+                    writer.add(as_pair(row, raw))
+                    rules.add_row(split, row)
+                except Unusable as reason:
+                    problems.add(str(reason), number)
+                    set_aside.append({"file": file.name, "row": number, "reason": str(reason), "given": raw})
+            if not writer.rows:
+                problems.check("The file has no other rows, so there is nothing to import.")
+                raise DataError(f"{file}: no rows in it")
+            writer.close()
+            counts[split] = writer.rows
+        if set_aside:
+            lines = [json.dumps(row, default=str) for row in set_aside]
+            write_text(out / SET_ASIDE, "\n".join(lines) + "\n")
+        counts |= {"set_aside": len(set_aside), "contradictory": rules.same_content}
+        write_json(out / _IMPORTED, counts)
+    if str(rules):
+        log(f"warning: {rules}; all are kept")
+    return counts
+
+
+def as_pair(row: CheckedRow, raw: Mapping[str, Any]) -> Row:
+    """Return a row of `tables.pair_schema`; the columns of that schema are kept, converted to their types.
+
+    Raises:
+        Unusable: the table cannot hold the row.
+    """
+    import pyarrow as pa
+
+    raw, sides = _without_proguide_names(raw), row.sides
+    if isinstance(sides, TextSides):
+        texts: dict[str, Any] = {"prompt": [{"role": "user", "content": sides.prompt}]}
+        texts |= {side: [{"role": "assistant", "content": getattr(sides, side)}] for side in _SIDES}
+    elif isinstance(sides, ChatSides) and not any(sides.template.values()):
+        texts = {name: getattr(sides, name) for name in _TEXT_COLUMNS}
+    else:
+        texts = {name: raw.get(name) for name in _TEXT_COLUMNS}
+        if None in texts.values() or isinstance(sides, ChatSides):
+            raise Unusable("a pair of whole trajectories, or with tools, does not fit into a row")
+    for message in (message for messages in texts.values() for message in messages):
+        if any(value is not None for name, value in message.items() if name not in ("role", "content")):
+            raise Unusable("a message has more than a role and a content")
+    pair = {**raw, **texts}
+    if row.group[1].startswith(_BY_PROMPT):
+        pair["question_id"] = None
+    elif raw.get("question_id") is not None:
+        pair["question_id"] = row.group[1]
+    try:
+        batch = pa.RecordBatch.from_pylist([pair], schema=pair_schema())
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise Unusable(f"does not fit into the table of pairs: {error}") from None
+    if column := not_finite(batch):
+        raise Unusable(f"{column} holds NaN or an infinity")
+    return dict(batch.to_pylist()[0])

@@ -11,20 +11,33 @@ Nothing is ever cut, as a cut step is a different step: pairs that are too long 
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from reasonrag.core.config import PolicyCard
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.text import excerpt, valid_unicode
 from reasonrag.core.types import Prompt
-from reasonrag.dpo.preferences import ChatSides, CheckedRow, Ids, Messages, StepSides, StepText, Target, TextSides
+from reasonrag.dpo.preferences import (
+    ChatSides,
+    CheckedRow,
+    Ids,
+    Messages,
+    PairRules,
+    Preferences,
+    StepSides,
+    StepText,
+    Target,
+    TextSides,
+)
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import PairSettings
 
-_BATCH = 1000
 _QUANTILES = {"min": 0.0, "50 %": 0.5, "90 %": 0.9, "99 %": 0.99, "max": 1.0}
 
 
@@ -87,14 +100,95 @@ class Encoded:
             "encoded_differently": self.differing / steps,
         }
 
-    def __str__(self) -> str:
-        """Return how many steps are scored with other ids than were sampled, as far as known; "" if none are."""
-        problems = {
-            "have no sampled token ids": self.without_ids,
-            "were sampled with another tokenizer": self.of_another_tokenizer,
-        }
-        parts = [f"{count} of {self.steps} steps {problem}" for problem, count in problems.items() if count]
-        return f"{', '.join(parts)}: their text is encoded" if parts else ""
+
+@dataclass(frozen=True, slots=True)
+class TokenPairs:
+    """Pairs as token ids, without pairs that are too long, and their source."""
+
+    train: list[Pair]
+    test: list[Pair]  # of held-out questions; empty if the source holds none out
+    source: str  # the data, as it was named
+    checksum: str  # changes with any row of the source, whether it is in a sample or not
+    card: PolicyCard | None  # how the policy was prompted, if the data comes from a known run
+    encoded: Encoded  # how many steps are scored with the ids that were sampled
+    facts: dict[str, Any]  # counts and lengths, for `training.json`
+
+
+def data_of(settings: PairSettings) -> str:
+    """Return the data of the settings; raise ConfigError if none is named."""
+    if settings.data is None:
+        raise ConfigError("nothing to train on: add --data with a run's folder, a Parquet or JSONL file, or a Hub id")
+    return settings.data
+
+
+def tokenise(
+    preferences: Preferences,
+    settings: PairSettings,
+    chat: ChatTemplate,
+    *,
+    context: int | None,
+    log: Callable[[str], object],
+) -> TokenPairs:
+    """Check and tokenise preferences; leave out, whole, pairs that are too long.
+
+    A split by question in the source is kept, and none is made up: without one every pair is for training.
+    `settings.limit` samples so many questions of each split by `settings.seed`. `context` is that of the policy in
+    tokens, if it is known. `log` receives counts and lengths before a refusal.
+
+    Raises:
+        DataError: a question is in both splits, or too many pairs are too long.
+    """
+    source, noun = data_of(settings), preferences.noun
+    rules = PairRules()
+    for split, rows in (("train", preferences.train), ("test", preferences.test)):
+        for row in rows:
+            rules.add_row(split, row)
+    rules.check_questions(source)
+    train, test = _sample(preferences.train, settings), _sample(preferences.test, settings)
+    log(f"{len(train)} {noun} to train on, {len(test)} held out")
+    kinds = {}
+    for split, rows in (("train", train), ("test", test)):
+        kinds[split] = dict(Counter(row.types[0] for row in rows if row.types[0]).most_common())
+    if kinds["train"]:
+        log("kinds of steps to learn: " + ", ".join(f"{count} {kind}" for kind, count in kinds["train"].items()))
+    if str(rules):
+        log(f"warning: {rules}; all are trained on")
+    pairs, encoded = encode([*train, *test], chat)
+    if problem_count := encoded.without_ids + encoded.of_another_tokenizer:
+        log(
+            f"{problem_count} of {encoded.steps} steps have no sampled token ids of this tokenizer: "
+            "their text is encoded"
+        )
+    if encoded.shifted:
+        log(f"{encoded.shifted} pairs: prompt and completion share a token, so the prompt's end is scored (TRL's rule)")
+    if shared_prompts := len(rules.shared_texts):
+        log(f"{shared_prompts} prompts are in both splits: held-out metrics are not of unseen prompts")
+    splits = {"train": pairs[: len(train)], "test": pairs[len(train) :]}
+    kept, lengths = fit(splits, settings, context=context, log=log, noun=noun)
+    counts = {}
+    for split, name in (("train", "train"), ("test", "held_out")):
+        counts[name] = {noun: len(kept[split]), "questions": len({pair.group for pair in kept[split]})}
+    path, checksum = Path(source), preferences.checksum()
+    facts = {
+        "source": path.resolve().name if path.exists() else source,  # no path of this machine
+        "checksum": checksum,
+        **counts,
+        "kinds": kinds,
+        "trajectories": preferences.trajectories,
+        "contradictory": rules.summary(),
+        "token_ids": encoded.summary(),
+        "lengths": {**lengths, "shifted": encoded.shifted, "shared_prompts": shared_prompts},
+    }
+    return TokenPairs(kept["train"], kept["test"], source, checksum, preferences.card, encoded, facts)
+
+
+def _sample(rows: list[CheckedRow], settings: PairSettings) -> list[CheckedRow]:
+    """Return the rows of a random sample of at most `limit` questions, in their order."""
+    groups = list(dict.fromkeys(row.group for row in rows))
+    if settings.limit is None or settings.limit >= len(groups):
+        return rows
+    sampled = set(random.Random(settings.seed).sample(groups, settings.limit))
+    return [row for row in rows if row.group in sampled]
 
 
 def encode(rows: Sequence[CheckedRow], chat: ChatTemplate) -> tuple[list[Pair], Encoded]:
@@ -109,142 +203,117 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate) -> tuple[list[Pair], 
         DataError: the chat template refuses a row, or a completion has nothing left to score.
         ConfigError: an end-of-turn token is needed and the tokenizer has none.
     """
-    # One object per id: a tokenizer makes a new one for every token, which takes four times the memory.
-    shared: dict[int, int] = {}
-    tokenise = partial(_tokenise, chat.tokenizer, shared)
-    places: dict[Prompt, str] = {}
-    steps: list[StepText] = []
-    chat_texts: list[str] = []
-    plain_texts: list[str] = []
-    whole_texts: dict[int, list[str]] = {}  # by row: the prompt, and the prompt with either completion
-    for number, row in enumerate(rows):
+    encoder = _Encoder(chat)
+    return [encoder.pair(row) for row in rows], encoder.counts
+
+
+class _Encoder:
+    """Encodes rows with one tokenizer; a prompt that several steps share is encoded once."""
+
+    def __init__(self, chat: ChatTemplate) -> None:
+        self.chat = chat
+        self.counts = Encoded()
+        # One object per id: a tokenizer makes a new one for every token, which takes four times the memory.
+        self._shared_ids: dict[int, int] = {}
+        self._prompt_ids: dict[Prompt, Ids] = {}
+        self._vocabulary = len(chat.tokenizer)
+
+    def pair(self, row: CheckedRow) -> Pair:
+        """Return a row as token ids."""
         if isinstance(row.sides, StepSides):
-            for step in (*row.sides.chosen, *row.sides.rejected):
-                places.setdefault(step.prompt, row.place)
-                steps.append(step)
+            chosen = tuple(self._step(row.place, step) for step in row.sides.chosen)
+            rejected = tuple(self._step(row.place, step) for step in row.sides.rejected)
         else:
-            whole_texts[number] = _whole_texts(chat, row.place, row.sides)
-            (chat_texts if isinstance(row.sides, ChatSides) else plain_texts).extend(whole_texts[number])
-    spans = [(span.text, span.token_ids) for prompt in places for span in prompt.turn]
-    spelled = _spelled(chat.tokenizer, [*((step.text, step.token_ids) for step in steps), *spans], shared)
-    pieces = {prompt: _pieces(chat, place, prompt, spelled) for prompt, place in places.items()}
-
-    # Three ways to call the tokenizer. A template writes its special tokens into the text, and nothing else may: a step
-    # was decoded without special tokens, so one that is spelled out in it was written in ordinary tokens.
-    rendered = [piece for parts in pieces.values() for piece in parts if isinstance(piece, str)]
-    rendered_ids = tokenise([*rendered, *chat_texts], add_special_tokens=False)
-    step_texts = [valid_unicode(step.text) for step in steps]
-    written_ids = tokenise(step_texts, add_special_tokens=False, split_special_tokens=True)
-    plain_ids = tokenise(plain_texts)
-
-    prompt_ids: dict[Prompt, Ids] = {}
-    for prompt, parts in pieces.items():
-        ids: list[int] = []
-        for piece in parts:
-            ids += rendered_ids[piece] if isinstance(piece, str) else piece
-        prompt_ids[prompt] = tuple(ids)
-    counts = Encoded()
-
-    def segment(step: StepText) -> Segment:
-        by_text = written_ids[valid_unicode(step.text)]
-        sampled = spelled.get((step.text, step.token_ids))
-        if step.end == "turn":
-            by_text = (*by_text, chat.end_of_turn)
-        scored = sampled or by_text
-        counts.steps += 1
-        counts.without_ids += step.token_ids is None
-        counts.of_another_tokenizer += sampled is None and step.token_ids is not None
-        counts.differing += sampled is not None and scored != by_text
-        return Segment(prompt_ids[step.prompt], scored)
-
-    pairs = []
-    for number, row in enumerate(rows):
-        if isinstance(row.sides, StepSides):
-            chosen, rejected = tuple(map(segment, row.sides.chosen)), tuple(map(segment, row.sides.rejected))
-        else:
-            ids_by_text = plain_ids if isinstance(row.sides, TextSides) else rendered_ids
-            read, with_chosen, with_rejected = (ids_by_text[text] for text in whole_texts[number])
-            border = 0  # TRL's rule: scoring begins at the first token in which the prompt and either sequence differ
-            for in_prompt, in_chosen, in_rejected in zip(read, with_chosen, with_rejected, strict=False):
-                if not in_prompt == in_chosen == in_rejected:
-                    break
-                border += 1
-            counts.shifted += border < len(read)
-            chosen = (Segment(read[:border], with_chosen[border:]),)
-            rejected = (Segment(read[:border], with_rejected[border:]),)
+            chosen, rejected = self._whole_turns(row.place, row.sides)
         for side, segments in (("chosen", chosen), ("rejected", rejected)):
             if not all(segment.prompt_ids and segment.completion_ids for segment in segments):
                 raise DataError(
                     f"{row.place}: no token of its {side} side can be scored (prompt or completion is empty for this "
                     "model's tokenizer); remove the row"
                 )
-        pairs.append(Pair(chosen, rejected, row.margin, row.depth, row.group, row.target))
-    return pairs, counts
+        return Pair(chosen, rejected, row.margin, row.depth, row.group, row.target)
 
+    def _step(self, place: str, step: StepText) -> Segment:
+        prompt_ids = self._prompt_ids.get(step.prompt)
+        if prompt_ids is None:
+            prompt_ids = self._prompt_ids[step.prompt] = self._prompt(place, step.prompt)
+        # A template writes its special tokens into the text, and nothing else may: a step was decoded without special
+        # tokens, so one that is spelled out in it was written in ordinary tokens.
+        text = valid_unicode(step.text)
+        by_text = self._ids(text, add_special_tokens=False, split_special_tokens=True)
+        if step.end == "turn":
+            by_text = (*by_text, self.chat.end_of_turn)
+        sampled = self._spelled(step.text, step.token_ids)
+        self.counts.steps += 1
+        self.counts.without_ids += step.token_ids is None
+        self.counts.of_another_tokenizer += sampled is None and step.token_ids is not None
+        self.counts.differing += sampled is not None and sampled != by_text
+        return Segment(prompt_ids, sampled or by_text)
 
-def _tokenise(tokenizer: Any, shared: dict[int, int], texts: Sequence[str], **options: bool) -> dict[str, Ids]:
-    """Return the ids of each distinct text, tokenised once, in batches."""
-    distinct = list(dict.fromkeys(texts))
-    ids_by_text: dict[str, Ids] = {}
-    for start in range(0, len(distinct), _BATCH):
-        batch = distinct[start : start + _BATCH]
-        # `verbose` would warn of texts above the model's context; lengths are checked and reported by `fit`.
-        encoded = tokenizer(batch, verbose=False, return_attention_mask=False, **options)["input_ids"]
-        for text, ids in zip(batch, encoded, strict=True):
-            ids_by_text[text] = tuple(shared.setdefault(token, token) for token in ids)
-    return ids_by_text
+    def _prompt(self, place: str, prompt: Prompt) -> Ids:
+        """Return the ids of chat and open turn: text and sampled ids each by itself, or all as one text without ids."""
+        sampled = [self._spelled(span.text, span.token_ids) for span in prompt.turn]
+        if not any(sampled):
+            return self._ids(_rendered(place, partial(self.chat.text, prompt)), add_special_tokens=False)
+        chat_text = _rendered(place, partial(self.chat.text, Prompt(prompt.messages)))
+        ids = self._ids(chat_text, add_special_tokens=False)
+        for span, span_ids in zip(prompt.turn, sampled, strict=True):
+            ids += span_ids or self._ids(self.chat.span_text(span), add_special_tokens=False)
+        return ids
 
+    def _spelled(self, text: str, ids: Ids | None) -> Ids | None:
+        """Return sampled ids if they spell their text in this tokenizer, else None.
 
-def _spelled(
-    tokenizer: Any, written: Iterable[tuple[str, Ids | None]], shared: dict[int, int]
-) -> dict[tuple[str, Ids | None], Ids]:
-    """Return the sampled ids that spell their text in this tokenizer, by text and ids.
-
-    The last token may hold more than the text, which ends at a stop string; and some decoders drop a leading blank.
-    """
-    spelled: dict[tuple[str, Ids | None], Ids] = {}
-    vocabulary = len(tokenizer)
-    for text, ids in dict.fromkeys(written):
-        if ids is None or max(ids, default=0) >= vocabulary:
-            continue
+        The last token may hold more than the text, which ends at a stop string; and some decoders drop a leading blank.
+        """
+        if ids is None or max(ids, default=0) >= self._vocabulary:
+            return None
+        tokenizer = self.chat.tokenizer
         decoded = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False).lstrip()
-        own = valid_unicode(text).lstrip()
-        if decoded.startswith(own) if own else not decoded:
-            spelled[text, ids] = tuple(shared.setdefault(token, token) for token in ids)
-    return spelled
+        written = valid_unicode(text).lstrip()
+        is_spelled = decoded.startswith(written) if written else not decoded
+        return self._share(ids) if is_spelled else None
 
+    def _whole_turns(self, place: str, sides: ChatSides | TextSides) -> tuple[tuple[Segment], tuple[Segment]]:
+        """Return both sides by TRL's rule: scored from the first token in which the prompt and either side differ."""
+        if isinstance(sides, TextSides):
+            read, with_chosen, with_rejected = (self._ids(text) for text in self._plain_texts(sides))
+        else:
+            texts = self._chat_texts(place, sides)
+            read, with_chosen, with_rejected = (self._ids(text, add_special_tokens=False) for text in texts)
+        border = 0
+        for in_prompt, in_chosen, in_rejected in zip(read, with_chosen, with_rejected, strict=False):
+            if not in_prompt == in_chosen == in_rejected:
+                break
+            border += 1
+        self.counts.shifted += border < len(read)
+        prompt_ids = read[:border]
+        return (Segment(prompt_ids, with_chosen[border:]),), (Segment(prompt_ids, with_rejected[border:]),)
 
-def _pieces(
-    chat: ChatTemplate, place: str, prompt: Prompt, spelled: Mapping[tuple[str, Ids | None], Ids]
-) -> list[str | Ids]:
-    """Return the texts of a prompt that are encoded, each by itself, and the sampled ids between them."""
-    sampled = [spelled.get((span.text, span.token_ids)) for span in prompt.turn]
-    if not any(sampled):
-        return [_rendered(place, partial(chat.text, prompt))]
-    chat_text = _rendered(place, partial(chat.text, Prompt(prompt.messages)))
-    turn = [ids or chat.span_text(span) for ids, span in zip(sampled, prompt.turn, strict=True)]
-    return [chat_text, *turn]
-
-
-def _whole_texts(chat: ChatTemplate, place: str, sides: ChatSides | TextSides) -> list[str]:
-    """Return the text of the prompt, and of the prompt with either completion."""
-    tokenizer = chat.tokenizer
-    if isinstance(sides, TextSides):
-        eos = tokenizer.eos_token
-        if eos is None:
+    def _plain_texts(self, sides: TextSides) -> list[str]:
+        """Return the prompt, and the prompt with either completion and its EOS token."""
+        eos_token = self.chat.tokenizer.eos_token
+        if eos_token is None:
             raise ConfigError("the model's tokenizer has no EOS token to end a text with; give lists of messages")
-        completions = [side if side.endswith(eos) else side + eos for side in (sides.chosen, sides.rejected)]
-        return [valid_unicode(sides.prompt + completion) for completion in ("", *completions)]
+        ended = [side.removesuffix(eos_token) + eos_token for side in (sides.chosen, sides.rejected)]
+        return [valid_unicode(sides.prompt + completion) for completion in ("", *ended)]
 
-    def render(messages: Messages, **options: bool) -> str:
-        template = partial(tokenizer.apply_chat_template, messages, tokenize=False, **options, **sides.template)
-        return _rendered(place, template)
+    def _chat_texts(self, place: str, sides: ChatSides) -> list[str]:
+        """Return the rendered prompt, and the whole chat with either completion."""
 
-    return [
-        render(sides.prompt, add_generation_prompt=True),
-        render(sides.prompt + sides.chosen),
-        render(sides.prompt + sides.rejected),
-    ]
+        def render(messages: Messages, **options: bool) -> str:
+            template = self.chat.tokenizer.apply_chat_template
+            return _rendered(place, partial(template, messages, tokenize=False, **options, **sides.template))
+
+        whole_turns = [render(sides.prompt + side) for side in (sides.chosen, sides.rejected)]
+        return [render(sides.prompt, add_generation_prompt=True), *whole_turns]
+
+    def _ids(self, text: str, **options: bool) -> Ids:
+        # `verbose` would warn of texts above the model's context; lengths are checked and reported by `fit`.
+        return self._share(self.chat.tokenizer(text, verbose=False, **options)["input_ids"])
+
+    def _share(self, ids: Sequence[int]) -> Ids:
+        return tuple(self._shared_ids.setdefault(token, token) for token in ids)
 
 
 def _rendered(place: str, render: Callable[[], Any]) -> str:
@@ -264,8 +333,6 @@ def fit(
     *,
     context: int | None,
     log: Callable[[str], object] = lambda line: None,
-    shifted: int = 0,
-    shared_prompts: int = 0,
     noun: str = "pairs",
 ) -> tuple[dict[str, list[Pair]], dict[str, Any]]:
     """Return the pairs that fit, whole, by split; and a report on the lengths of all, as JSON can hold it.
@@ -277,8 +344,6 @@ def fit(
         settings: `max_length` and `max_dropped` are used.
         context: of the model, in tokens; None if it is unknown.
         log: receives the report before a refusal.
-        shifted: plain rows in which the end of the prompt is scored too.
-        shared_prompts: prompts that are in both splits, but for case and white space.
         noun: name of a row in messages.
 
     Returns:
@@ -288,18 +353,17 @@ def fit(
     Raises:
         DataError: more than `max_dropped` of a split is too long, or no pair is left to train on.
     """
-    pairs = [pair for members in splits.values() for pair in members]
-    limit, limited_by, why = settings.max_length, "setting", "as set"
+    pairs = [*splits["train"], *splits["test"]]
+    limit, limited_by = settings.max_length, "setting"
     if limit is None:
-        limit, limited_by = max((pair.tokens for pair in pairs), default=0), "data"
-        why = f"the longest of the {noun}"
+        limit, limited_by = max(pair.tokens for pair in pairs), "data"
     if context is not None and context < limit:
-        limit, limited_by, why = context, "context", "the model's context"
+        limit, limited_by = context, "context"
     quantiles = _quantiles(pairs)
     log(f"{'tokens':<10}" + "".join(f"{name:>8}" for name in _QUANTILES))
     for name, values in quantiles.items():
         log(f"{name:<10}" + "".join(f"{value:>8}" for value in values.values()))
-    log(f"max_length {limit} ({why}); nothing is cut")
+    log(f"max_length {limit} (from the {limited_by}); nothing is cut")
     kept: dict[str, list[Pair]] = {}
     left_out: dict[str, dict[str, int]] = {}
     shares: dict[str, float] = {}
@@ -311,42 +375,22 @@ def fit(
         depths = ", ".join(f"{count} at depth {depth}" for depth, count in left_out[split].items())
         more = f" ({shares[split]:.1%}: {depths})" if depths else ""
         log(f"{by_depth.total()} of {len(members)} {split} {noun} left out as too long{more}")
-    if shifted:
-        log(
-            f"{shifted} pairs: the tokens of the prompt merge with those of the completion, so the end of the "
-            "prompt is scored too (TRL's rule); end prompts at the border of a token"
-        )
-    if shared_prompts:
-        log(f"{shared_prompts} prompts are in both splits: held-out metrics are not of unseen prompts")
     for split, members in splits.items():
-        nothing_left = split == "train" and not kept[split]
-        if shares[split] > settings.max_dropped or nothing_left:
-            longest = max(pair.tokens for pair in members)
-            if context is not None and limit >= context:
-                reason = f"{context} is the model's context, and no --max-length goes above it"
-                advice = "train a model with a longer context"
-            else:
-                reason = "nothing is ever cut"
-                advice = f"raise --max-length up to {longest if context is None else min(longest, context)}"
-            problem = (
-                f"{settings.data}: {len(members) - len(kept[split])} of {len(members)} {split} {noun} "
-                f"({shares[split]:.1%}) are longer than {limit} tokens, the longest has {longest}"
-            )
-            if nothing_left:
-                raise DataError(f"{problem}; {reason}, so nothing is left to train on; {advice}")
-            enough = math.ceil(shares[split] * 1000) / 1000  # rounded up, so that the advised share is enough
-            raise DataError(
-                f"{problem}, and {settings.max_dropped:.1%} may be left out; {reason}; {advice}, or allow it with "
-                f"--max-dropped {enough:g}"
-            )
+        if shares[split] <= settings.max_dropped and (kept[split] or split == "test"):
+            continue
+        enough = math.ceil(shares[split] * 1000) / 1000  # rounded up, so that the advised share is enough
+        advice = f"allow it with --max-dropped {enough:g}" if kept[split] else "nothing is left to train on"
+        raise DataError(
+            f"{settings.data}: {len(members) - len(kept[split])} of {len(members)} {split} {noun} are longer than "
+            f"{limit} tokens, the longest has {max(pair.tokens for pair in members)} (context of the model: "
+            f"{context or 'unknown'}), and nothing is ever cut: raise --max-length up to that context, or {advice}"
+        )
     return kept, {
         "tokens": quantiles,
         "pairs": {split: len(members) for split, members in splits.items()},
         "left_out": left_out,
         "max_length": limit,
         "limited_by": limited_by,
-        "shifted": shifted,
-        "shared_prompts": shared_prompts,
         "share_left_out": shares,
     }
 
@@ -356,12 +400,12 @@ def _quantiles(pairs: Sequence[Pair]) -> dict[str, dict[str, int]]:
     for pair in pairs:
         lengths["prompt"].append(max(len(segment.prompt_ids) for segment in (*pair.chosen, *pair.rejected)))
         lengths["chosen"].append(sum(len(segment.completion_ids) for segment in pair.chosen))
-        if pair.rejected:
+        if pair.rejected:  # single steps have no rejected side
             lengths["rejected"].append(sum(len(segment.completion_ids) for segment in pair.rejected))
         lengths["total"].append(pair.tokens)
     quantiles: dict[str, dict[str, int]] = {}
     for name, counts in lengths.items():
-        if counts:  # single steps have no rejected side
+        if counts:
             counts.sort()
             ranks = {label: max(math.ceil(share * len(counts)) - 1, 0) for label, share in _QUANTILES.items()}
             quantiles[name] = {label: counts[rank] for label, rank in ranks.items()}

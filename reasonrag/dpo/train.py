@@ -1,35 +1,42 @@
 """Training on preference pairs, through TRL: DPO, and supervised fine-tuning on the chosen steps.
 
 `train_dpo` reads from top to bottom: preferences -> pairs of token rows -> trainer -> train -> evaluate -> save.
+
+Imports TRL, so it is itself imported only once a training run starts.
 """
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.config import PolicyCard
-from reasonrag.core.errors import ConfigError, DataError
+import torch
+from torch.nn.functional import logsigmoid
+from torch.nn.utils.rnn import pad_sequence
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import nearest
-from reasonrag.dpo.preferences import CheckedRow, PairRules, Preferences, read_preferences
-from reasonrag.dpo.token_rows import Encoded, Pair, encode, fit
-from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.dpo.demonstrations import read_demonstrations
+from reasonrag.dpo.preferences import read_preferences
+from reasonrag.dpo.token_rows import Pair, TokenPairs, data_of, tokenise
 from reasonrag.training.model import load_weights
 from reasonrag.training.run import Log, TokenRows, TrainingData, TrainingRun
-from reasonrag.training.settings import DPOSettings, PairSettings, SFTSettings
+from reasonrag.training.settings import DPOSettings, SFTSettings
+from reasonrag.training.trainer import GuardedTrainer
 
 LOSS_TYPES = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
 )
 # They depend on which pairs share a forward pass.
-_BATCH_LOSS_TYPES = ("aot", "aot_unpaired", "sft")
+_BATCH_LOSS_TYPES = {"aot", "aot_unpaired", "sft"}
 _IGNORED_LABEL = -100
+_STEP_COLUMN = "prompt_ids"
+_SEGMENT_COLUMNS = ("chosen_prompts", "chosen_completions", "rejected_prompts", "rejected_completions")
+_REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 
 
 def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> TrainingRun[DPOSettings]:
@@ -38,15 +45,12 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
     The loss is -log sigmoid(beta * (log-ratio of the chosen step - log-ratio of the rejected step)), over the tokens
     of the steps alone; a log-ratio is log p(step | prompt) of the policy less that of the reference model.
     """
-    from trl import DPOConfig
-
-    check_loss(settings)
+    loss_types = settings.loss_type.split(",")
+    for loss_type in loss_types:
+        if loss_type not in LOSS_TYPES:  # TRL would notice at the first step
+            raise ConfigError(f"loss_type {loss_type!r} is unknown{nearest(loss_type, LOSS_TYPES)}")
     run = TrainingRun("dpo", settings, out, log=log)
-    run.prepare(
-        DPOConfig,
-        loss_type=[settings.loss_type],
-        precompute_ref_log_probs=settings.reference == "precomputed",
-    )
+    run.prepare(DPOConfig, loss_type=loss_types, precompute_ref_log_probs=settings.reference == "precomputed")
     if settings.reference == "adapter_off" and run.source.is_adapter:
         raise ConfigError(
             f"{settings.model} is an adapter, so the reference is a frozen copy of it, not the model below; "
@@ -54,9 +58,12 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
         )
 
     def read() -> TrainingData:
+        # A run's folder, a file or a Hub data set -> checked rows -> ids: those that the policy read and sampled.
         preferences = read_preferences(data_of(settings))
         pairs = tokenise(preferences, settings, run.chat, context=run.source.context(), log=run.log)
-        return TrainingData(pairs.checksum, pairs.card, pairs.facts, partial(pair_rows, pairs, settings))
+        by_batch = _BATCH_LOSS_TYPES.intersection(loss_types)
+        make_rows = partial(pair_rows, pairs, with_lengths=not by_batch)
+        return TrainingData(pairs.checksum, pairs.card, pairs.facts, make_rows)
 
     with run:
         rows = run.open(read)
@@ -65,12 +72,10 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
 
         # With adapters the reference is the model below them; otherwise it is a frozen copy. It is loaded here, as TRL
         # would load the model's newest revision, whatever revision the settings name.
-        frozen = settings.reference == "frozen" or (settings.reference == "auto" and settings.method == "full")
-        reference = load_weights(run.source, settings) if frozen else None
+        is_frozen = settings.reference == "frozen" or (settings.reference == "auto" and settings.method == "full")
+        reference = load_weights(run.source, settings) if is_frozen else None
 
-        from reasonrag.dpo.trainer import StepDPOTrainer
-
-        trainer = run.build_trainer(StepDPOTrainer, *rows, ref_model=reference, sft_weight=settings.sft_weight)
+        trainer = run.build_trainer(StepDPOTrainer, *rows, ref_model=reference)
         run.train(trainer)
         run.evaluate(trainer)
         run.save(trainer)
@@ -82,19 +87,14 @@ def train_sft(settings: SFTSettings, out: Path | None, *, log: Log = print) -> T
 
     The second is DPO's rival in arXiv:2505.14069, Table 3.
     """
-    from trl import SFTConfig
-
-    from reasonrag.dpo.demonstrations import read_demonstrations
-
     run = TrainingRun("sft", settings, out, log=log)
     run.prepare(SFTConfig)
 
     def read() -> TrainingData:
-        data = data_of(settings)
         if settings.examples == "chosen":
-            preferences = read_preferences(data)
+            preferences = read_preferences(data_of(settings))
         else:
-            preferences = read_demonstrations(data, settings)
+            preferences = read_demonstrations(data_of(settings), settings)
             run.log(
                 "demonstrations: {trajectories} trajectories, of {questions} of {of_questions} questions, "
                 "{mean_f1:.2f} F1 and {mean_steps:.1f} steps on average".format(**preferences.trajectories or {})
@@ -106,8 +106,6 @@ def train_sft(settings: SFTSettings, out: Path | None, *, log: Log = print) -> T
         rows = run.open(read)
         if rows is None:
             return run
-        from reasonrag.dpo.trainer import StepSFTTrainer
-
         trainer = run.build_trainer(StepSFTTrainer, *rows)
         run.train(trainer)
         run.evaluate(trainer)
@@ -115,138 +113,36 @@ def train_sft(settings: SFTSettings, out: Path | None, *, log: Log = print) -> T
     return run
 
 
-def data_of(settings: PairSettings) -> str:
-    """Return the data of the settings; raise ConfigError if none is named."""
-    if settings.data is None:
-        raise ConfigError("nothing to train on: add --data with a run's folder, a Parquet or JSONL file, or a Hub id")
-    return settings.data
+def pair_rows(pairs: TokenPairs, *, with_lengths: bool = True) -> dict[str, TokenRows]:
+    """Return token rows by split.
 
-
-@dataclass(frozen=True, slots=True)
-class TokenPairs:
-    """Pairs as token ids, without pairs that are too long, and their source."""
-
-    train: list[Pair]
-    test: list[Pair]  # of held-out questions; empty if the source holds none out
-    source: str  # the data, as it was named
-    checksum: str  # changes with any row of the source, whether it is in a sample or not
-    card: PolicyCard | None  # how the policy was prompted, if the data comes from a known run
-    encoded: Encoded  # how many steps are scored with the ids that were sampled
-    facts: dict[str, Any]  # counts and lengths, for `training.json`
-
-
-def tokenise(
-    preferences: Preferences, settings: PairSettings, chat: ChatTemplate, *, context: int | None, log: Log
-) -> TokenPairs:
-    """Check and tokenise preferences; leave out, whole, pairs that are too long.
-
-    A split by question in the source is kept, and none is made up: without one every pair is for training.
-    `settings.limit` samples so many questions of each split by `settings.seed`. `context` is that of the policy in
-    tokens, if it is known. `log` receives counts and lengths before a refusal.
-
-    Raises:
-        DataError: a question is in both splits, or too many pairs are too long.
+    A pair of single steps after one prompt has TRL's `prompt_ids`, `chosen_ids` and `rejected_ids`. If any pair is of
+    another shape, all have `chosen_prompts`, `chosen_completions`, `rejected_prompts` and `rejected_completions`, each
+    a list with an entry for every step. `length` lets the trainer put pairs of like length into one forward pass.
     """
-    source, noun = data_of(settings), preferences.noun
-    rules = PairRules()
-    for split, rows in (("train", preferences.train), ("test", preferences.test)):
-        for row in rows:
-            rules.add_pair(split, row)
-    rules.check_questions(source)
-    train = _sample(preferences.train, settings)
-    test = _sample(preferences.test, settings)
-    log(f"{len(train)} {noun} to train on, {len(test)} held out")
-    kinds = {"train": _kinds(train), "test": _kinds(test)}
-    if balance := ", ".join(f"{count} {kind}" for kind, count in kinds["train"].items()):
-        log(f"kinds of steps to learn: {balance}")
-    if str(rules):
-        log(f"warning: {rules}; all are trained on")
-    pairs, encoded = encode([*train, *test], chat)
-    if str(encoded):
-        log(str(encoded))
-    splits = {"train": pairs[: len(train)], "test": pairs[len(train) :]}
-    kept, lengths = fit(
-        splits,
-        settings,
-        context=context,
-        log=log,
-        shifted=encoded.shifted,
-        shared_prompts=len(rules.shared_texts),
-        noun=noun,
-    )
-    path, checksum = Path(source), preferences.checksum()
-    facts = {
-        "source": path.resolve().name if path.exists() else source,  # no path of this machine
-        "checksum": checksum,
-        "train": {noun: len(kept["train"]), "questions": len({pair.group for pair in kept["train"]})},
-        "held_out": {noun: len(kept["test"]), "questions": len({pair.group for pair in kept["test"]})},
-        "kinds": kinds,
-        "trajectories": preferences.trajectories,
-        "contradictory": rules.summary(),
-        "token_ids": encoded.summary(),
-        "lengths": lengths,
-    }
-    return TokenPairs(kept["train"], kept["test"], source, checksum, preferences.card, encoded, facts)
-
-
-def _kinds(rows: Sequence[CheckedRow]) -> dict[str, int]:
-    return dict(Counter(row.types[0] for row in rows if row.types[0]).most_common())
-
-
-def _sample(rows: list[CheckedRow], settings: PairSettings) -> list[CheckedRow]:
-    """Return the rows of a random sample of at most `limit` questions, in their order."""
-    groups = list(dict.fromkeys(row.group for row in rows))
-    if settings.limit is None or settings.limit >= len(groups):
-        return rows
-    sampled = set(random.Random(settings.seed).sample(groups, settings.limit))
-    return [row for row in rows if row.group in sampled]
-
-
-def pair_rows(pairs: TokenPairs, settings: DPOSettings) -> dict[str, TokenRows]:
-    """Return token rows by split, as `dpo.trainer` describes them; weights have mean 1 over the train set.
-
-    `length` lets the trainer put pairs of like length into one forward pass, unless that changes the loss.
-
-    Raises:
-        DataError: the settings ask for weights or reward margins, and some pairs have no margin.
-    """
-    both = [*pairs.train, *pairs.test]
-    weighted, margined = settings.weight == "margin", settings.reward_margin > 0
-    without_margin = sum(pair.margin is None for pair in both)
-    if (weighted or margined) and without_margin:
-        raise DataError(
-            f"{pairs.source}: {without_margin} of {len(both)} pairs have no margin of rewards, which weight and "
-            "reward_margin need; leave those out, or give pairs with a margin column"
-        )
-    mean = sum(pair.margin or 0.0 for pair in pairs.train) / max(len(pairs.train), 1)
-    if weighted and mean <= 0:
-        raise DataError(f"{pairs.source}: the margins are {mean:g} on average, so they cannot weigh the pairs")
-    # A pair of single steps after one prompt has TRL's own columns.
-    as_steps = all(
-        len(pair.chosen) == len(pair.rejected) == 1 and pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids
-        for pair in both
-    )
+    as_steps = all(_is_one_step(pair) for pair in (*pairs.train, *pairs.test))
     rows_by_split: dict[str, TokenRows] = {}
     for split, members in (("train", pairs.train), ("test", pairs.test)):
         rows_by_split[split] = []
         for pair in members:
             row: dict[str, Any] = {}
             if as_steps:
-                row["prompt_ids"] = list(pair.chosen[0].prompt_ids)
+                row[_STEP_COLUMN] = list(pair.chosen[0].prompt_ids)
             for side, segments in (("chosen", pair.chosen), ("rejected", pair.rejected)):
                 if as_steps:
                     row[f"{side}_ids"] = list(segments[0].completion_ids)
                 else:
                     row[f"{side}_prompts"] = [list(segment.prompt_ids) for segment in segments]
                     row[f"{side}_completions"] = [list(segment.completion_ids) for segment in segments]
-            if weighted:
-                row["pair_weight"] = (pair.margin or 0.0) / mean
-            if margined:
-                row["pair_margin"] = settings.reward_margin * (pair.margin or 0.0)
-            if settings.loss_type not in _BATCH_LOSS_TYPES:
+            if with_lengths:
                 row["length"] = pair.tokens
             rows_by_split[split].append(row)
     return rows_by_split
+
+
+def _is_one_step(pair: Pair) -> bool:
+    has_one = len(pair.chosen) == len(pair.rejected) == 1
+    return has_one and pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids
 
 
 def step_rows(pairs: TokenPairs) -> dict[str, TokenRows]:
@@ -261,8 +157,116 @@ def step_rows(pairs: TokenPairs) -> dict[str, TokenRows]:
     return rows_by_split
 
 
-def check_loss(settings: DPOSettings) -> None:
-    """Raise ConfigError if TRL has no such loss: TRL itself does so at the first step."""
-    loss_type = settings.loss_type
-    if loss_type not in LOSS_TYPES:
-        raise ConfigError(f"loss_type {loss_type!r} is unknown{nearest(loss_type, LOSS_TYPES)}")
+class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
+    """TRL's DPOTrainer on rows of token ids, as `pair_rows` returns them; rows of text are prepared by TRL.
+
+    On pairs of single steps the loss is TRL's own, of any type. On pairs of trajectories it is the sigmoid loss
+    (arXiv:2305.18290, eq. 7), and the log-probability of a side is the sum over its steps, each in its own prompt.
+
+    Raises:
+        ConfigError: pairs of trajectories, and a TRL option that their loss does not support.
+    """
+
+    def __init__(self, *, args: Any, processing_class: Any, train_dataset: Any, **more: Any) -> None:
+        if _SEGMENT_COLUMNS[0] in (train_dataset.column_names or ()):
+            supported = {"loss_type": ["sigmoid"], "loss_weights": None, "ld_alpha": None, "use_weighting": False}
+            supported["f_divergence_type"] = "reverse_kl"
+            if others := [name for name, value in supported.items() if getattr(args, name) != value]:
+                raise ConfigError(
+                    f"pairs of trajectories have the plain sigmoid loss, which does not support {', '.join(others)}; "
+                    "leave that out, or train on pairs of steps"
+                )
+            if processing_class.pad_token is None:
+                processing_class.pad_token = processing_class.eos_token
+            more["data_collator"] = partial(collate_segments, pad_token_id=processing_class.pad_token_id)
+        super().__init__(args=args, processing_class=processing_class, train_dataset=train_dataset, **more)
+
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        if {_STEP_COLUMN, _SEGMENT_COLUMNS[0]} & set(dataset.column_names or ()):
+            return dataset
+        return super()._prepare_dataset(dataset, *args, **kwargs)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        self._signature_columns: list[str] = list({*self._signature_columns, *_SEGMENT_COLUMNS})
+
+    def compute_ref_log_probs(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return `[pairs]` log-probabilities of both sides under the reference; TRL's precomputing calls it too."""
+        if "row_index" not in inputs:
+            chosen, rejected = super().compute_ref_log_probs(model, inputs)
+            return chosen, rejected
+        batch = {name: inputs[name] for name in ("input_ids", "attention_mask", "completion_mask")}
+        return _sum_by_pair(torch.cat(super().compute_ref_log_probs(model, batch)), inputs)
+
+    def _compute_loss(self, model: Any, inputs: Mapping[str, Any], return_outputs: bool) -> Any:
+        if "row_index" not in inputs:
+            return super()._compute_loss(model, inputs, return_outputs)
+        outputs = model(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            labels=inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, _IGNORED_LABEL),
+            use_cache=False,
+            fused_lm_head=True,
+            **({"output_router_logits": True} if self.aux_loss_enabled else {}),
+        )
+        # `[pairs]` log-probabilities of the chosen and the rejected sides, under the policy and the reference.
+        chosen, rejected = _sum_by_pair(outputs.log_probs.sum(dim=1), inputs)
+        if self.precompute_ref_logps:
+            ref_chosen, ref_rejected = (inputs[name] for name in _REFERENCE_COLUMNS)
+        else:
+            ref_chosen, ref_rejected = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
+        chosen_rewards = self.beta * (chosen - ref_chosen)
+        rejected_rewards = self.beta * (rejected - ref_rejected)
+        metrics = {  # under TRL's names
+            "rewards/chosen": chosen_rewards,
+            "rewards/rejected": rejected_rewards,
+            "rewards/margins": chosen_rewards - rejected_rewards,
+            "rewards/accuracies": chosen_rewards > rejected_rewards,
+            "logps/chosen": chosen,
+            "logps/rejected": rejected,
+        }
+        # One table, so that all metrics take one round of communication between the processes.
+        table = torch.stack([value.detach().float() for value in metrics.values()], dim=1)
+        means = self.accelerator.gather(table).mean(dim=0).tolist()
+        for name, mean in zip(metrics, means, strict=True):
+            self._metrics["train" if self.model.training else "eval"][name].append(mean)
+        loss = -logsigmoid(metrics["rewards/margins"]).mean()
+        return loss + self.router_aux_loss_coef * outputs.aux_loss if self.aux_loss_enabled else loss
+
+
+class StepSFTTrainer(GuardedTrainer, SFTTrainer):  # type: ignore[misc]
+    """TRL's SFTTrainer with the checks of `GuardedTrainer`; its rows have `input_ids` and `labels`."""
+
+
+def collate_segments(examples: Sequence[Mapping[str, Any]], *, pad_token_id: int) -> dict[str, Any]:
+    """Collate pairs of trajectories: every step is a sequence `[R, T]`, padded on the right, chosen sides first.
+
+    `row_index` `[R]` names the sum that a sequence belongs to: the number of its pair on the chosen side, and that plus
+    the number of pairs on the rejected one.
+    """
+    # First, because the evaluation loop weighs a batch by the length of its first tensor.
+    batch: dict[str, Any] = {"pair_number": torch.arange(len(examples))}
+    sequences, attention, scored, owners = [], [], [], []
+    for offset, side in ((0, "chosen"), (len(examples), "rejected")):
+        for number, example in enumerate(examples):
+            steps = zip(example[f"{side}_prompts"], example[f"{side}_completions"], strict=True)
+            for prompt, completion in steps:
+                sequences.append(torch.tensor([*prompt, *completion]))
+                attention.append(torch.ones_like(sequences[-1]))
+                scored.append(torch.tensor([0] * len(prompt) + [1] * len(completion)))
+                owners.append(offset + number)
+    batch["row_index"] = torch.tensor(owners)
+    batch["input_ids"] = pad_sequence(sequences, batch_first=True, padding_value=pad_token_id)
+    batch["attention_mask"] = pad_sequence(attention, batch_first=True)
+    batch["completion_mask"] = pad_sequence(scored, batch_first=True)
+    for name in _REFERENCE_COLUMNS:
+        if name in examples[0]:
+            batch[name] = torch.tensor([example[name] for example in examples])
+    return batch
+
+
+def _sum_by_pair(values: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Sum the `[R]` values of sequences to `[pairs]` of the chosen and `[pairs]` of the rejected sides."""
+    sums = values.new_zeros(2 * len(inputs["pair_number"]))
+    chosen, rejected = sums.index_add(0, inputs["row_index"], values).chunk(2)
+    return chosen, rejected

@@ -25,7 +25,7 @@ from reasonrag.core.settings import named_path
 from reasonrag.dpo.demonstrations import read_prompt
 from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_questions
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText, Target
-from reasonrag.dpo.train import TokenPairs, data_of, tokenise
+from reasonrag.dpo.token_rows import TokenPairs, data_of, tokenise
 from reasonrag.prm.scorer import PRM_FILE, answer_ids, log_odds, padded
 from reasonrag.spre import Decision, decisions_of, standard_error, step_end
 from reasonrag.storage.folder import read_run

@@ -219,7 +219,7 @@ def _add_pairs(pairs: PairRules, file: Path) -> int:
     before = pairs.rows.total()
     split = "train" if split_of(file.name) == "train" else "test"  # two held-out splits may share questions
     for row in pairs_in(file):
-        pairs.add_pair(split, row)
+        pairs.add_row(split, row)
     return pairs.rows.total() - before
 
 

@@ -71,7 +71,7 @@ def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = (), ot
                     yield _page(tree, there, marks)
 
         site.write_pages("tree.html.j2", pages())
-        pairs.write(site, counts.contradictions.pairs, pair_step)
+        pairs.write(site, counts.contradictions.contradictory, pair_step)
         metrics = counts.metrics(summary)
         by_type = metrics["pairs"]["by_type"]
         return site.write(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.dpo.pairs import repeated_questions
-from reasonrag.dpo.preferences import Contradictions
+from reasonrag.dpo.preferences import PairRules
 from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.spre import decisions_of, full_prompt
 from reasonrag.spre.decisions import Decision
@@ -28,7 +28,7 @@ def stats(run: Path) -> dict[str, Any]:
         completions `in_pairs` and of the `chosen` ones, without those of which the backend reports none; `iterations`
         of a question's search; `pairs`: total, their questions by data set, `by_type[chosen][rejected]`, depths,
         margins, confidence, pairs `on_one_trajectory` (of a side that is not an answer), pairs `by_length_alone` (the
-        chosen step's mean F1 is not above that of the rejected one), `contradictory` ones (`Contradictions.summary`);
+        chosen step's mean F1 is not above that of the rejected one), `contradictory` ones (`PairRules.summary`);
         `calls`: calls, tokens and cost by kind. Spreads over questions, answers, nodes or pairs are each a
         `distribution`.
 
@@ -53,7 +53,7 @@ class RunCounts:
 
     def __init__(self, run: Path) -> None:
         self.values: defaultdict[str, list[float]] = defaultdict(list)
-        self.contradictions = Contradictions(repeated_questions(shard_paths(run / "trees", "nodes")))
+        self.contradictions = PairRules(repeated_questions(shard_paths(run / "trees", "nodes")))
         self._counters: defaultdict[str, Counter[Any]] = defaultdict(Counter)
         self._types: defaultdict[str, Counter[str]] = defaultdict(Counter)  # chosen, then rejected
 
@@ -73,7 +73,6 @@ class RunCounts:
                 self.values["f1"].append(row["f1"])
                 self.values["steps"].append(row["depth"])
                 self.values["rounds"].append(searches + 1)
-        self.contradictions.begin(*tree.question)
         by_f1 = decisions_of(tree.nodes, alpha=1.0) if tree.pairs else []
         for pair in tree.pairs:
             self._add_pair(pair, tree, by_f1)
@@ -97,7 +96,7 @@ class RunCounts:
         self._counters["pairs"]["on one trajectory"] += any(pair[f"{side}_type"] != "answer" for side in lone)
         steps = [[tree.nodes[node] for node in path[pair["depth"] + 1 :]] for path in sides]
         texts = [[(step["action"], step["text"]) for step in side] for side in steps]
-        self.contradictions.add(pair["pair_id"], full_prompt(steps[0][0]), *texts)
+        self.contradictions.add(pair["pair_id"], tree.question, full_prompt(steps[0][0]), *texts)
         for side, name in zip(steps, ("chosen_tokens", "rejected_tokens"), strict=True):
             self._add_known(name, side[-1]["completion_tokens"])
 

@@ -86,26 +86,17 @@ class PairSettings(TrainSettings):
 class DPOSettings(PairSettings):
     """Direct preference optimisation on steps (arXiv:2505.14069, eq. 3, with the reference model it leaves out)."""
 
-    former = PairSettings.former | {"label_smoothing": 0.0}
+    former = PairSettings.former | constants(label_smoothing=0.0, weight="none", reward_margin=0.0, sft_weight=0.0)
 
     beta: float = setting(0.3, "KL weight: how strongly the policy is held to the reference model", "--beta", gt=0)
     loss_type: str = setting(
-        "sigmoid", "loss function, by its name in TRL. For example sigmoid, ipo or hinge", "--loss-type"
+        "sigmoid", "loss function, by its name in TRL, such as ipo; or several: sigmoid,sft", "--loss-type"
     )
     reference: Literal["auto", "adapter_off", "frozen", "precomputed"] = execution(
         "auto",
         "reference model: the adapter switched off, a frozen copy, or precomputed "
         "log-probabilities; auto: adapter_off, or frozen if all weights are trained",
         "--reference",
-    )
-    weight: Literal["none", "margin"] = setting(
-        "none", "weight of each pair in the loss: the margin of its rewards (scaled to mean 1), or none", "--weight"
-    )
-    reward_margin: float = setting(
-        0.0, "target margin of implicit rewards, as a multiple of the pair's margin", "--reward-margin", ge=0
-    )
-    sft_weight: float = setting(
-        0.0, "weight of the chosen step's negative log-likelihood in the loss", "--sft-weight", ge=0
     )
 
     @model_validator(mode="after")
@@ -114,9 +105,6 @@ class DPOSettings(PairSettings):
             raise ValueError(
                 "reference adapter_off needs an adapter; use --method lora, or a frozen or precomputed one"
             )
-        has_our_loss = self.weight != "none" or self.reward_margin or self.sft_weight
-        if has_our_loss and self.loss_type != "sigmoid":
-            raise ValueError("weight, reward_margin and sft_weight go with loss_type sigmoid only")
         return self
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.dpo.preferences import Contradictions, read_row
+from reasonrag.dpo.preferences import PairRules, read_row
 
 A, B = "So <answer>Kelda</answer>", "<answer>Port</answer>"
 
@@ -17,10 +17,10 @@ def row(chosen, rejected, prompt="Who?", **more):
 
 
 def counted(*rows):
-    found = Contradictions()
+    rules = PairRules()
     for number, raw in enumerate(rows, 1):
-        found.add_row(read_row(f"row {number}", raw))
-    return found.same_text, found.same_content, found.named
+        rules.add_row("train", read_row(f"row {number}", raw))
+    return rules.same_text, rules.same_content, rules.named
 
 
 def test_pairs_that_stand_beside_their_reverse_are_counted_on_both_sides_and_named():

@@ -12,9 +12,8 @@ from importlib.resources import files
 import pytest
 
 from benchmarks.token_ids import AnyReasonRAG, AnySearchR1, AnyToolCalls, Recorded, score
-from reasonrag.dpo.preferences import read_row
+from reasonrag.dpo.preferences import as_pair, read_row
 from reasonrag.llm.base import Sampling
-from reasonrag.publish.importers import as_pair
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.llm.tiny import SENTENCES, save_random_model

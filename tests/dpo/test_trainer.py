@@ -6,12 +6,11 @@ import copy
 
 import pytest
 
-from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.dpo.token_rows import Encoded
-from reasonrag.dpo.train import LOSS_TYPES, TokenPairs, pair_rows
-from reasonrag.dpo.trainer import StepCollator, StepDPOTrainer
+from reasonrag.core.errors import ConfigError
+from reasonrag.dpo.token_rows import Encoded, TokenPairs
+from reasonrag.dpo.train import LOSS_TYPES, StepDPOTrainer, pair_rows
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.training.settings import DPOSettings, LoraSettings
+from reasonrag.training.settings import LoraSettings
 from tests.training.toys import pair_row, save_calm_model, step_pairs, trajectory_pairs
 
 BETA = 0.3
@@ -41,8 +40,8 @@ def examples(pairs, test=()):
     return TokenPairs(list(pairs), list(test), "toy", "c", None, Encoded(), {})
 
 
-def rows_of(pairs, **settings):
-    return pair_rows(examples(pairs), DPOSettings(**settings))["train"]
+def rows_of(pairs):
+    return pair_rows(examples(pairs))["train"]
 
 
 def load(folder, *, moved=0.0):
@@ -96,8 +95,7 @@ def make(rows, folder, tmp_path, *, kind=None, moved=0.0, own_reference=True, mo
 
 def loss_of(trainer, rows):
     trainer.model.train()
-    batch = StepCollator(trainer.processing_class.pad_token_id)(rows)
-    return trainer.compute_loss(trainer.model, batch)
+    return trainer.compute_loss(trainer.model, trainer.data_collator(rows))
 
 
 def losses(trainer):
@@ -141,10 +139,9 @@ def test_the_loss_is_that_of_plain_logits(made, folder, chat, tmp_path):
 
 
 @pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
-@pytest.mark.parametrize("sft_weight", [0.0, 0.5])
-def test_only_positions_that_predict_tokens_of_a_step_get_a_gradient(made, sft_weight, folder, chat, tmp_path):
+def test_only_positions_that_predict_tokens_of_a_step_get_a_gradient(made, folder, chat, tmp_path):
     rows = rows_of(made(chat, 5))
-    trainer = make(rows, folder, tmp_path, moved=0.02, more={"sft_weight": sft_weight})
+    trainer = make(rows, folder, tmp_path, moved=0.02)
     states = []
     hook = trainer.model.model.norm.register_forward_hook(
         lambda module, args, output: states.append(output) or output.retain_grad() if output.requires_grad else None
@@ -152,7 +149,7 @@ def test_only_positions_that_predict_tokens_of_a_step_get_a_gradient(made, sft_w
     loss_of(trainer, rows).backward()
     hook.remove()
     reached = [row for state in states for row in (state.grad.abs().sum(dim=-1) > 0).tolist()]
-    scored = StepCollator(0)(rows)["completion_mask"][:, 1:].bool().tolist()
+    scored = trainer.data_collator(rows)["completion_mask"][:, 1:].bool().tolist()
 
     def places(rows):  # rows may be read in another order, and up to the last scored token only
         return sorted([place for place, there in enumerate(row) if there] for row in rows)
@@ -174,57 +171,13 @@ def test_on_the_same_token_ids_it_trains_as_trl_does(folder, tmp_path):
 
 @pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
 def test_pairs_of_like_length_in_one_pass_train_the_same(made, folder, chat, tmp_path):
-    rows = rows_of(made(chat, 20), weight="margin")
+    rows = rows_of(made(chat, 20))
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 4}
     shuffled = make([{**row, "length": 0} for row in rows], folder, tmp_path, **settings)
     together = make(rows, folder, tmp_path, **settings)
     assert losses(together) == pytest.approx(losses(shuffled), abs=1e-6)
     padded = [trainer.state.num_input_tokens_seen for trainer in (together, shuffled)]
     assert padded[0] < padded[1]
-
-
-@pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
-def test_a_weighted_gradient_is_the_weighted_sum_of_single_ones(made, folder, chat, tmp_path):
-    import torch
-
-    rows = rows_of(made(chat, 4), weight="margin")
-    weights = [row["pair_weight"] for row in rows]
-    assert sum(weights) / 4 == pytest.approx(1.0)
-    assert max(weights) > 1.2 * min(weights)
-    trainer = make(rows, folder, tmp_path, moved=0.02)
-
-    def gradient(some):
-        trainer.model.zero_grad()
-        loss_of(trainer, some).backward()
-        return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
-
-    whole = gradient(rows)
-    single = [gradient([{**row, "pair_weight": 1.0}]) for row in rows]
-    expected = sum(w * g for w, g in zip(weights, single, strict=True)) / 4
-    assert (whole - expected).norm() <= 1e-5 * expected.norm()
-    assert (whole - sum(single) / 4).norm() > 1e-2 * expected.norm()
-
-
-def test_a_margin_has_to_be_beaten_before_the_loss_is_small(folder, chat, tmp_path):
-    import math
-
-    rows = rows_of(step_pairs(chat, 3), reward_margin=2.0)
-    trainer = make(rows, folder, tmp_path)
-    expected = [math.log(1 + math.exp(2.0 * pair_row(number)["margin"])) for number in range(3)]
-    assert loss_of(trainer, rows).item() == pytest.approx(sum(expected) / 3, abs=1e-5)
-
-
-@pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
-def test_the_sft_term_is_the_mean_per_token_of_the_chosen_side(made, folder, chat, tmp_path):
-    pairs = made(chat, 3)
-    rows = rows_of(pairs)
-    trainer = make(rows, folder, tmp_path, moved=0.02, more={"sft_weight": 0.5})
-    policy, reference = load(folder, moved=0.02).double(), load(folder).double()
-    expected = 0.0
-    for pair in pairs:
-        tokens = sum(len(segment.completion_ids) for segment in pair.chosen)
-        expected += by_hand(policy, reference, pair) - 0.5 * plain_logp(policy, pair.chosen) / tokens
-    assert loss_of(trainer, rows).item() == pytest.approx(expected.item() / 3, abs=1e-5)
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -278,27 +231,7 @@ def test_own_losses_refuse_what_only_trl_has(folder, chat, tmp_path):
     with pytest.raises(ConfigError, match="does not support loss_type"):
         make(rows, folder, tmp_path, loss_type=["ipo"])
     with pytest.raises(ConfigError, match="does not support ld_alpha"):
-        make(rows_of(step_pairs(chat, 4), weight="margin"), folder, tmp_path, ld_alpha=0.5)
-
-
-def test_token_rows_are_never_cut(folder, chat, tmp_path):
-    with pytest.raises(ConfigError, match="never cut"):
-        make(rows_of(step_pairs(chat, 4)), folder, tmp_path, max_length=16)
-
-
-def test_weights_need_margins(chat):
-    from dataclasses import replace
-
-    pairs = [*step_pairs(chat, 3), replace(step_pairs(chat, 1)[0], margin=None)]
-    with pytest.raises(DataError, match=r"1 of 4 pairs have no margin"):
-        rows_of(pairs, weight="margin")
-
-
-def test_weights_of_held_out_pairs_are_on_the_scale_of_the_train_set(chat):
-    pairs = step_pairs(chat, 6)
-    rows = pair_rows(examples(pairs[:4], pairs[4:]), DPOSettings(weight="margin"))
-    mean = sum(pair.margin for pair in pairs[:4]) / 4
-    assert [row["pair_weight"] for row in rows["test"]] == [pytest.approx(pair.margin / mean) for pair in pairs[4:]]
+        make(rows, folder, tmp_path, ld_alpha=0.5)
 
 
 def test_this_version_of_trl_is_one_that_the_subclass_was_made_for():

@@ -26,11 +26,10 @@ from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import ConfigError, DataError, ReasonRAGError, RunError
 from reasonrag.core.settings import named_path, parse_assignment
 from reasonrag.core.text import parse_json, redact
-from reasonrag.dpo.preferences import Unusable, known_columns, read_row
+from reasonrag.dpo.preferences import Unusable, as_pair, read_row
 from reasonrag.evaluation.sweep import check_names
 from reasonrag.formats import open_format
 from reasonrag.publish.hub import check_target
-from reasonrag.publish.importers import as_pair
 from reasonrag.storage.questions import load_questions
 from tests import warmed
 from tests.e2e import product
@@ -230,8 +229,7 @@ def test_any_questions(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
 def test_any_import(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
     def row(value: dict[str, Any]) -> None:
         with suppress(Unusable):
-            columns = known_columns(value)
-            assert as_pair(read_row("", columns), columns)["chosen"]
+            assert as_pair(read_row("", value), value)["chosen"]
 
     calls = st.fixed_dictionaries({"event": st.just("model"), "output": _VALUES, "input": _VALUES, "tools": _VALUES})
     sample = st.fixed_dictionaries(

@@ -53,7 +53,7 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "chosen and rejected are equal in 1 row": set_in(
         PAIRS, 0, rejected=[{"role": "assistant", "content": ""}], chosen=[{"role": "assistant", "content": ""}]
     ),
-    "question 'held out' of 'demo' is in both splits": set_in(PAIRS, 0, question_id="held out"),
+    "1 questions are in both splits, the first is 'held out' of 'demo'": set_in(PAIRS, 0, question_id="held out"),
     "pairs contradict each other": reverse_a_pair,
     "1 texts are in both splits": set_in(PAIRS, 0, question_id="q1"),
     "trees.nodes is 99": lambda run: edit_json(run / "run.json", lambda held: held["trees"].update(nodes=99)),

@@ -121,7 +121,7 @@ def test_a_step_has_the_rows_that_it_had_and_less_padding(tmp_path):
     from datasets import Dataset
     from transformers import AutoTokenizer
 
-    from reasonrag.dpo.trainer import StepSFTTrainer
+    from reasonrag.dpo.train import StepSFTTrainer
     from reasonrag.training.model import model_path
 
     def batches(rows: list[dict[str, Any]], *, epoch: int = 0, skip: int = 0) -> list[Any]:

@@ -10,8 +10,7 @@ from typing import Any
 from reasonrag.core.settings import gather, validate
 from reasonrag.core.types import Message, Prompt
 from reasonrag.dpo.preferences import read_preferences
-from reasonrag.dpo.token_rows import Pair, Segment
-from reasonrag.dpo.train import TokenPairs, data_of, tokenise, train_dpo, train_sft
+from reasonrag.dpo.token_rows import Pair, Segment, TokenPairs, data_of, tokenise
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import DPOSettings, SFTSettings
 from tests.llm.tiny import save_tiny_model
@@ -97,6 +96,8 @@ def token_pairs(settings: Any, chat: ChatTemplate, *, context: int | None = None
 
 def train(settings: DPOSettings | SFTSettings, out: Path, *, log: Callable[[str], None] = print) -> dict[str, Any]:
     """Run the kind of training that the settings are of."""
+    from reasonrag.dpo.train import train_dpo, train_sft  # imports TRL
+
     if isinstance(settings, SFTSettings):
         return train_sft(settings, out, log=log).summary
     return train_dpo(settings, out, log=log).summary
