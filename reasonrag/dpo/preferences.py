@@ -536,10 +536,10 @@ def _with_prompt(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
     That is whole messages, or text up to the last white space, so that no word is cut.
     """
-    chosen, rejected = raw.get("chosen"), raw.get("rejected")
     for side in _SIDES:
         if raw.get(side) is None:
             raise Unusable(f"{side} missing")
+    chosen, rejected = raw["chosen"], raw["rejected"]
     if raw.get("prompt") is not None or type(chosen) is not type(rejected):
         return raw
     shared = common_length(chosen, rejected) if isinstance(chosen, list | str) else 0

@@ -169,8 +169,8 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *, args: Any, processing_class: Any, train_dataset: Any, **more: Any) -> None:
         if _SEGMENT_COLUMNS[0] in (train_dataset.column_names or ()):
-            supported = {"loss_type": ["sigmoid"], "loss_weights": None, "ld_alpha": None, "use_weighting": False}
-            supported["f_divergence_type"] = "reverse_kl"
+            supported: dict[str, Any] = {"loss_type": ["sigmoid"], "f_divergence_type": "reverse_kl"}
+            supported |= {"loss_weights": None, "ld_alpha": None, "use_weighting": False}
             if others := [name for name, value in supported.items() if getattr(args, name) != value]:
                 raise ConfigError(
                     f"pairs of trajectories have the plain sigmoid loss, which does not support {', '.join(others)}; "
