@@ -58,7 +58,6 @@ _FIRST_PROBE_S, _LONGEST_PROBE_S = 0.1, 2.0
 _EARLY_S = 1e-3  # a timer may fire this much before its time: uvloop counts whole milliseconds
 _LONGEST_WAIT_S = 30.0  # before a retry at a server that is there
 _POLL_S = 0.5  # between looks for a drain during such a wait
-_SILENT_S = 5.0  # before a silent server is reported: a quick restart is not worth a line
 _REMEMBERED = 10_000  # questions for which the last address is kept
 _CONNECT_TIMEOUT_S = 10.0
 _STOPPED_S = 2.0  # that a timer is late if this process was stopped
@@ -116,7 +115,6 @@ class Slots:
         probe_at: the loop's time at which an engine that is away is asked next.
         losses: requests that the engine has lost since it answered one.
         given_up: whether every request is sent at once, as the engine has been away for too long.
-        announced: whether it was reported as away.
     """
 
     def __init__(self, limit: int | None = None, url: str = "") -> None:
@@ -132,7 +130,7 @@ class Slots:
         self.drained_by: Exception | None = None
         self.away_since: float | None = None
         self.probe_at = 0.0
-        self.given_up = self.announced = False
+        self.given_up = False
 
     @property
     def limit(self) -> int:
@@ -201,6 +199,7 @@ class Slots:
         """Give the slot of a request back that was answered, or that ended with `error`, unless it was refused."""
         loop = asyncio.get_running_loop()
         failure = error if isinstance(error, Unavailable) else None
+        is_answer = not isinstance(error, asyncio.CancelledError) and (failure is None or failure.cause != "timeout")
         if failure is not None:
             self._judge(request, failure)
         self._sent.pop(request, None)
@@ -211,7 +210,8 @@ class Slots:
         if failure is not None and failure.away:
             self._lose(request, failure, loop.time())
             loop.call_at(max(self.probe_at, loop.time()), self.admit)
-        elif self.away_since is not None and not _is_silent(error):
+        elif self.away_since is not None and is_answer:
+            log.warning("a server answers again", url=_host(self.url))
             self.away_since, self.given_up, self._open = None, False, math.inf
             self._begin_round()
         if error is None:
@@ -273,6 +273,7 @@ class Slots:
             if failure.retry_after_s is None and self.losses < _LOSSES:
                 return  # it may have lost this request alone
             self.away_since = now
+            log.warning("a server does not answer; its requests wait, or go to others", url=_host(self.url))
         wait_s = backoff(self.losses - _LOSSES + 1, _FIRST_PROBE_S, _LONGEST_PROBE_S)
         self.probe_at = max(self.probe_at, now + max(wait_s, failure.retry_after_s or 0.0))
 
@@ -297,11 +298,6 @@ class Slots:
                 self._sent[request] = None
                 request.started = asyncio.get_running_loop().time()
                 turn.set_result(None)
-
-
-def _is_silent(error: BaseException | None) -> bool:
-    """Return whether a request ended without a word of the engine: cancelled, or not answered in time."""
-    return isinstance(error, asyncio.CancelledError) or (isinstance(error, Unavailable) and error.cause == "timeout")
 
 
 @dataclass(eq=False, slots=True)
@@ -413,19 +409,17 @@ class Addresses:
         """
         loop, request = asyncio.get_running_loop(), Request(self.all[0], priority)
         left_s, ends_at, counted, waits = self._deadline_s, math.inf, 0, 0
-        failures: list[str] = []
+        attempts = 0
         try:
             while True:
                 if not request.keeps:
-                    request.slots = self._choose(question, request.slots if failures else None)
+                    request.slots = self._choose(question, request.slots if attempts else None)
                 try:
                     async with request:
                         ends_at = loop.time() + left_s  # the wait for a slot does not count
-                        reply = await send(request, request.slots.url, left_s)
-                    self._announce(request.slots, "the server answers again", away=False)
-                    return reply
+                        return await send(request, request.slots.url, left_s)
                 except Unavailable as failure:
-                    failures.append(str(failure))
+                    attempts += 1
                     counted += failure.counts
                     if failure.away:
                         self._lost(request.slots, failure)
@@ -435,9 +429,7 @@ class Addresses:
                         wait_s = backoff(waits, self._first_wait_s, _LONGEST_WAIT_S) + (failure.retry_after_s or 0.0)
                         left_s = ends_at - loop.time() - wait_s
                     if counted > self._max_retries or left_s <= 0:
-                        attempts = f"{self._name} gave no answer in {len(failures)} attempts; last: {failure}"
-                        before = [earlier for earlier in failures[-2:] if earlier != str(failure)]
-                        message = "; before that: ".join([attempts, *before])
+                        message = f"{self._name} gave no answer in {attempts} attempts; last: {failure}"
                         raise self._error(message, cause=failure.cause) from failure
                     RETRIES[failure.cause] += 1
                 if wait_s:
@@ -474,34 +466,25 @@ class Addresses:
             return
         away_since = [other.away_since for other in self.all if other.away_since is not None]
         if len(away_since) < len(self.all):
-            self._announce(server, f"a server does not answer ({failure}); the others take its requests")
             server.given_up = False
             server.turn_away(Unavailable(str(failure), cause=failure.cause, away=True, counts=False))
             return
         now = asyncio.get_running_loop().time()
         silent_s = now - max(away_since)
-        silence = f"has not answered for {silent_s:.0f} s"
-        if silent_s >= _SILENT_S:
-            self._announce(server, f"the server {silence} ({failure}); waiting up to {self._patience_s:g} s")
         due = min(other.probe_at for other in self.all)  # a Retry-After header sets it too
         if silent_s + due - now < self._patience_s and not server.given_up:
             return
         for other in self.all:  # not failed without an attempt, as the servers may be back
             other.given_up = True
             other.admit()
-        raise self._error(f"{self._name} {silence}; last: {failure}", cause=failure.cause) from failure
+        message = f"{self._name} has not answered for {silent_s:.0f} s; last: {failure}"
+        raise self._error(message, cause=failure.cause) from failure
 
     def share(self, other: Addresses) -> None:
         """Count requests together with those of another model at the addresses that both have: it is one engine."""
         theirs = {server.url: server for server in other.all}
         self.all = [theirs.get(server.url, server) for server in self.all]
         self.slots = other.slots if self.all == other.all else _together(self.all)
-
-    def _announce(self, server: Slots, message: str, *, away: bool = True) -> None:
-        """Log once that a server is away, or back."""
-        if server.announced != away:
-            server.announced = away
-            log.warning(message, name=self._name, url=redact(server.url.partition("?")[0]))
 
 
 def _load(server: Slots) -> float:
@@ -550,7 +533,7 @@ async def exchange(
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(timeout_s, _CONNECT_TIMEOUT_S))
     request = session.request(method, url, timeout=timeout, allow_redirects=False, **sent)
-    server, body = urlsplit(url).netloc.rpartition("@")[2], bytearray()  # without a password
+    server, body = _host(url), bytearray()
     try:
         async with _time_limit(timeout_s), request as response:
             async for piece in response.content.iter_any():
@@ -570,6 +553,11 @@ async def exchange(
         number = (type(error) is aiohttp.ClientConnectorError and error.errno) or 0  # negative: of a name's look-up
         why = os.strerror(number) if number > 0 else type(error).__name__  # its own words may hold a key
         raise Unavailable(f"{what} ({why})", cause=cause, away=True, counts=not unmet) from None
+
+
+def _host(url: str) -> str:
+    """Return host and port of a URL: a password may stand before them, a key behind."""
+    return urlsplit(url).netloc.rpartition("@")[2]
 
 
 @asynccontextmanager
