@@ -133,10 +133,8 @@ def _as_stored(completion: Completion) -> Completion:
     A text with a secret loses its token ids, which spell the secret, and logprobs. Formats then encode the text, as
     they do for a backend that reports no ids.
     """
-    text, ids, logprobs = redact_data(completion.text, "a reply"), completion.token_ids, completion.logprobs
-    dropped = completion.prompt_token_ids or completion.cached_tokens is not None
-    if text is completion.text and logprobs is None and not dropped:
-        return completion
+    text = redact_data(completion.text, "a reply")
+    ids, logprobs = completion.token_ids, completion.logprobs
     if text is not completion.text:
         ids = logprobs = None
     if logprobs is not None:
@@ -181,7 +179,5 @@ def _unpack(packed: str | None, code: str) -> tuple[Any, ...] | None:
 
 def _total(counts: list[int | None]) -> int | None:
     """Return the sum of the known counts, or None if none is known."""
-    if len(counts) == 1:
-        return counts[0]
     known = [count for count in counts if count is not None]
     return sum(known) if known else None

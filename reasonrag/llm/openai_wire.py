@@ -23,7 +23,7 @@ _VLLM_EXTRAS: Mapping[str, Any] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-_DROPPABLE = ("seed", "stop", "top_p", "n", "logprobs", "max_tokens", "priority", *_VLLM_EXTRAS)
+_DROPPABLE = ("seed", "stop", "top_p", "n", "logprobs", "max_tokens", *_VLLM_EXTRAS)
 _UNSUPPORTED = re.compile(
     r"unknown|unrecogni[sz]ed|unsupported|not supported|does not support|unexpected|not permitted|extra_forbidden"
     r"|not allowed|not implemented|not enabled",
@@ -32,10 +32,9 @@ _UNSUPPORTED = re.compile(
 _FINISH = {"length": FinishReason.LENGTH, "max_tokens": FinishReason.LENGTH}
 _FINISH |= dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "tool_calls"), FinishReason.STOP)
 
+Encoded = str | Sequence[int] | None
 # From prompt to the input of the completions endpoint: a text, or token ids, which vLLM takes as they are.
 Encode = Callable[[Prompt], str | Sequence[int]]
-
-Encoded = str | list[int] | None
 
 MOST_TOKENS = 1 << 24
 """No vocabulary and no prompt has more tokens; a larger id or count of a server is discarded."""
@@ -79,12 +78,11 @@ class Wire:
         return "/chat/completions" if self.encode is None else "/completions"
 
     def body(
-        self, prompt: Prompt, encoded: Encoded, sampling: Sampling, dropped: Collection[str] = (), *, priority: int = 0
+        self, prompt: Prompt, encoded: Encoded, sampling: Sampling, dropped: Collection[str] = ()
     ) -> dict[str, Any]:
         """Return the body of a request, without the parameters in `dropped`.
 
-        `encoded` is what the method of that name returns. `priority` orders the queue of vLLM with
-        `--scheduling-policy priority`, the lowest first.
+        `encoded` is what `encode` makes of the prompt; None for the chat endpoint.
         """
         body: dict[str, Any] = {
             "model": self.model,
@@ -105,8 +103,6 @@ class Wire:
             body |= _VLLM_EXTRAS
             if not prompt.stop:  # else, with functions offered, the text would hold the end token
                 del body["include_stop_str_in_output"]
-            if priority:
-                body["priority"] = priority
         if "max_tokens" in dropped:  # OpenAI's reasoning models accept this name only
             body["max_completion_tokens"] = sampling.max_tokens
         return {key: value for key, value in body.items() if key not in dropped} | self._prompt(prompt, encoded)
@@ -119,18 +115,12 @@ class Wire:
         per_token = 1024 if self.logprobs else 256
         return (1 << 20) + 8 * sent + per_token * sampling.n * sampling.max_tokens
 
-    def encoded(self, prompt: Prompt) -> Encoded:
-        """Return what `encode` makes of a prompt, as the completions endpoint takes it; None for the chat endpoint."""
-        if self.encode is None:
-            return None
-        encoded = self.encode(prompt)
-        return valid_unicode(encoded) if isinstance(encoded, str) else list(encoded)
-
     def _prompt(self, prompt: Prompt, encoded: Encoded) -> dict[str, Any]:
         if encoded is not None:
             # A rendered chat begins with its start token; vLLM would add a second one.
-            extra = {"add_special_tokens": False} if self.vllm and isinstance(encoded, str) else {}
-            return {"prompt": encoded, **extra}
+            if isinstance(encoded, str):
+                return {"prompt": valid_unicode(encoded)} | ({"add_special_tokens": False} if self.vllm else {})
+            return {"prompt": list(encoded)}
         chat = chat_with_tools(prompt.messages, as_sent=True)
         if self.think is not None:
             chat["chat_template_kwargs"] = {"enable_thinking": self.think}

@@ -130,9 +130,6 @@ class ServerLLM:
         self._encoder = Worker(f"the tokenizer of {self.name}") if self._wire.encode else None
         self._open: aiohttp.ClientSession | None = None
 
-    def __repr__(self) -> str:
-        return f"ServerLLM({[address.url for address in self._addresses.all]}, {self._wire.model!r})"
-
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Return `[n]` completions. The prompt's tokens are counted on the first one of each request.
 
@@ -254,9 +251,9 @@ class ServerLLM:
 
     async def _encoded(self, prompt: Prompt) -> Encoded:
         """Return the prompt as the completions endpoint takes it; None for the chat endpoint."""
-        if self._encoder is None:
+        if self._encoder is None or self._wire.encode is None:
             return None
-        return await self._encoder.call(self._wire.encoded, prompt)
+        return await self._encoder.call(self._wire.encode, prompt)
 
     async def _request(self, prompt: Prompt, encoded: Encoded, sampling: Sampling) -> list[Completion]:
         send = partial(self._send, prompt, encoded, sampling)
@@ -266,7 +263,7 @@ class ServerLLM:
         self, prompt: Prompt, encoded: Encoded, sampling: Sampling, request: Request, url: str, left_s: float
     ) -> list[Completion]:
         """Send a request once, and again at once for each parameter that the server turns out not to know."""
-        body = self._wire.body(prompt, encoded, sampling, self.dropped, priority=caller.get().priority)
+        body = self._wire.body(prompt, encoded, sampling, self.dropped)
         sent = json.dumps(body).encode()
         limits = left_s, self._wire.most_bytes(len(sent), sampling), "unreachable"
         reply, raw = await exchange(self._session(), "POST", url + self._wire.route, *limits, data=sent)

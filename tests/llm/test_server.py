@@ -10,10 +10,10 @@ import pytest
 
 from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
-from reasonrag.llm.base import Caller, Sampling, caller
+from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
 from tests.fakes.model_server import FakeOpenAI
-from tests.fakes.stubs import Answer, Slow
+from tests.fakes.stubs import Answer
 
 PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who directed Jaws?")), stop=("</query>", "</answer>"))
 KEY = "sk-very-secret-0123456789"
@@ -194,24 +194,6 @@ def test_refused_parameters_are_read_from_several_kinds_of_message(status, body,
     with FakeOpenAI(faults=[Answer(status, body)]) as server:
         ask(server, sampling=Sampling(n=2, seed=1))
     assert sent in server.requests[1]
-
-
-def test_vllm_is_told_the_priority_until_it_refuses_it():
-    refusal = '{"error": {"message": "Got priority 3 but Priority scheduling is not enabled."}}'
-
-    async def run(server, **settings):
-        llm = ServerLLM(server.base_url, "fake", **settings)
-        caller.set(Caller("a question", 3))
-        for _ in range(3):
-            await llm.complete(PROMPT, Sampling())
-        await llm.aclose()
-
-    with FakeOpenAI(faults=[Slow(0), Answer(400, refusal)]) as server:
-        asyncio.run(run(server, vllm=True))
-        assert [request.get("priority") for request in server.requests] == [3, 3, None, None]
-    with FakeOpenAI() as server:
-        asyncio.run(run(server))
-        assert not any("priority" in request for request in server.requests)
 
 
 def test_a_bad_value_of_a_known_parameter_is_a_refusal():
