@@ -29,7 +29,7 @@ from reasonrag.pipeline.build import Build
 from reasonrag.pipeline.parts import Parts
 from reasonrag.pipeline.tables import export_pairs, tree_rows
 from reasonrag.report import write_report
-from reasonrag.report.stats import stats
+from reasonrag.report.trees import stats
 from reasonrag.storage.folder import RunFolder, read_run
 from reasonrag.storage.parquet import Row, pack
 from reasonrag.storage.tables import tree_schema

@@ -21,7 +21,6 @@ _FORMS = ("trl", "llamafactory", "verl", "search-r1", "jsonl", "graphml", "flash
 
 @command()
 @click.argument("folder", type=PATH)
-@click.argument("other", type=PATH, required=False)
 @out("A folder (default: FOLDER/report).", required=False)
 @click.option(
     "--question",
@@ -30,14 +29,12 @@ _FORMS = ("trl", "llamafactory", "verl", "search-r1", "jsonl", "graphml", "flash
     help="Id of a question (repeatable; in a run of more than 500 it gets a page in addition to the sample).",
 )
 @click.option("--open", "in_browser", is_flag=True, help="Open the first page in a browser.")
-def report(folder: Path, other: Path | None, out: Path | None, questions: tuple[str, ...], in_browser: bool) -> None:
+def report(folder: Path, out: Path | None, questions: tuple[str, ...], in_browser: bool) -> None:
     """Write HTML pages about a run, a training run or an evaluation. They open from disk.
 
     \b
     A run: its settings and numbers, every question and its tree (of a run of more than 500 questions, a sample):
       reasonrag report runs/hotpot --open
-    A run next to another one: figures, settings that differ, and each question's mean F1 in both:
-      reasonrag report runs/hotpot runs/hotpot-alpha1 --out compared
     A training run: its curves and, of `rl train`, every rollout with its reward and the reason for it:
       reasonrag report policies/rl
     An evaluation: the policies compared, and the questions on which they differ:
@@ -47,7 +44,7 @@ def report(folder: Path, other: Path | None, out: Path | None, questions: tuple[
 
     from reasonrag.report import write_report
 
-    page = write_report(folder, out, questions=questions, other=other)
+    page = write_report(folder, out, questions=questions)
     print(printable(f"report: {page}"))
     if in_browser:
         webbrowser.open(page.resolve().as_uri())
@@ -83,7 +80,7 @@ def show(run: Path, question: str | None, out: Path | None, as_json: bool, **giv
 def _show_numbers(run: Path, as_json: bool) -> None:
     from reasonrag.commands.console import table_console
     from reasonrag.report import terminal
-    from reasonrag.report.stats import stats
+    from reasonrag.report.trees import stats
 
     numbers = stats(run)
     if as_json:

@@ -7,35 +7,24 @@ applies. Labels are text, never mathematics: a `$` in a name stays a `$`.
 from __future__ import annotations
 
 import io
-import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.text import one_line, printable
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-# The palette of Okabe and Ito: colour-blind readers see different colours.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-_MARKERS = "osD^vPX*"
-_DASHES = ("-", "--", ":", "-.")
 _MOST_MARKERS = 24  # a line with more points is drawn without markers
 _LONGEST_LABEL = 48
-_INK = "#333333"
 _STYLE = {
     "svg.hashsalt": "reasonrag",  # ids in an SVG are random otherwise
     "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
     "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.grid": True,
     "grid.alpha": 0.3,
-    "legend.frameon": False,
     "text.parse_math": False,
 }
 _NOT_XML = re.compile("[\ufffe\uffff]")
@@ -85,20 +74,15 @@ class BarChart:
 def images(charts: Sequence[Panel | BarChart], kinds: Collection[str] = ("svg", "png")) -> dict[str, bytes]:
     """Return an image of charts side by side in each format; `storage.files.save_charts` writes both.
 
-    They are drawn in one style, not in that of a user's matplotlibrc.
-
-    Raises:
-        ValueError: `charts` is empty, or a chart has no bars.
+    They are drawn in one style for colour-blind readers, not in that of a user's matplotlibrc.
     """
     import matplotlib.style
     from matplotlib.figure import Figure
 
-    if not charts:
-        raise ValueError("no panel to draw")
     columns = {1: 1, 2: 2, 4: 2}.get(len(charts), 3)
     rows = -(-len(charts) // columns)
     drawn = {}
-    with matplotlib.style.context(["default", _STYLE]):
+    with matplotlib.style.context(["default", "tableau-colorblind10", _STYLE]):
         figure = Figure(dpi=150, layout="constrained")
         for number, chart in enumerate(charts, 1):
             axes = figure.add_subplot(rows, columns, number)
@@ -117,25 +101,19 @@ def images(charts: Sequence[Panel | BarChart], kinds: Collection[str] = ("svg", 
 
 def _draw_bars(axes: Axes, bars: Sequence[Bar]) -> tuple[float, float]:
     """Draw the bars; return the size of the chart in inches."""
-    from matplotlib.lines import Line2D
-
-    if not bars:
-        raise ValueError("no bar to draw")
     groups = list(dict.fromkeys(bar.group for bar in bars))
     labels = list(dict.fromkeys(bar.label for bar in bars))
     height = 0.8 / len(labels)
+    handles = {}
     for bar in bars:
-        position = labels.index(bar.label)
-        y = groups.index(bar.group) + (position - (len(labels) - 1) / 2) * height
-        axes.barh(y, bar.mean, height=0.9 * height, color=_COLOURS[position % len(_COLOURS)])
+        place = labels.index(bar.label)
+        y = groups.index(bar.group) + (place - (len(labels) - 1) / 2) * height
+        handles[bar.label] = axes.barh(y, bar.mean, height=0.9 * height, color=f"C{place}")
         if bar.low is not None and bar.high is not None:
-            axes.plot([bar.low, bar.high], [y, y], color=_INK, linewidth=1.2)
-    axes.set_yticks(range(len(groups)), [_text(group) for group in groups])
+            axes.plot([bar.low, bar.high], [y, y], color="black", linewidth=1.2)
+    axes.set_yticks(range(len(groups)), list(map(_text, groups)))
     axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    if len(labels) > 1:
-        handles = [Line2D([], [], color=_COLOURS[i % len(_COLOURS)], linewidth=3) for i in range(len(labels))]
-        _draw_legend(axes, handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5))  # bars may fill the axes
+    _draw_legend(axes, handles, loc="center left", bbox_to_anchor=(1.01, 0.5))  # bars may fill the axes
     return 7.0, 1.2 + len(groups) * (0.14 + 0.2 * len(labels))
 
 
@@ -143,28 +121,28 @@ def _draw_panel(axes: Axes, panel: Panel) -> tuple[float, float]:
     """Draw the curves; return the size of the chart in inches."""
     from matplotlib.ticker import MaxNLocator
 
-    handles = []
+    handles = {}
     for number, line in enumerate(panel.lines):
-        colour = _COLOURS[number % len(_COLOURS)]
-        marker = _MARKERS[number % len(_MARKERS)] if len(line.x) <= _MOST_MARKERS else ""
-        dashes = _DASHES[number % len(_DASHES)]
-        handles += axes.plot(line.x, line.y, color=colour, linestyle=dashes, marker=marker, markersize=4, linewidth=1.4)
+        marker = "o" if len(line.x) <= _MOST_MARKERS else ""
+        dashes = ("-", "--", ":", "-.")[number % 4]  # colours alone do not tell the lines apart
+        (handles[line.label],) = axes.plot(line.x, line.y, f"C{number}", linestyle=dashes, marker=marker, markersize=4)
         if line.low is not None and line.high is not None:
-            axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
-    if all(float(x).is_integer() for line in panel.lines for x in line.x if math.isfinite(x)):
+            axes.fill_between(line.x, line.low, line.high, color=f"C{number}", alpha=0.18, linewidth=0)
+    if all(float(x).is_integer() for line in panel.lines for x in line.x):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     if not any(len(line.x) for line in panel.lines):
         axes.text(0.5, 0.5, "no data", ha="center", va="center", transform=axes.transAxes)
     axes.set_ylabel(_text(panel.y_label))
-    if len(panel.lines) > 1:
-        _draw_legend(axes, handles, [line.label for line in panel.lines])
+    _draw_legend(axes, handles)
     return 4.2, 3.2
 
 
-def _draw_legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str], **options: Any) -> None:
+def _draw_legend(axes: Axes, handles: Mapping[str, Any], **options: Any) -> None:
+    if len(handles) < 2:
+        return
     # Matplotlib leaves out labels that start with "_", so the texts are set afterwards.
-    legend = axes.legend(handles, [f"line {i}" for i in range(len(labels))], fontsize="small", **options)
-    for text, label in zip(legend.get_texts(), labels, strict=True):
+    legend = axes.legend(list(handles.values()), list(map(str, range(len(handles)))), fontsize="small", **options)
+    for text, label in zip(legend.get_texts(), handles, strict=True):
         text.set_text(_text(label))
 
 

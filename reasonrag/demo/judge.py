@@ -72,14 +72,6 @@ class Knowledge:
             return None if first is None or second is None else (first != second) is apart
         return None
 
-    def speaks_of(self, text: str) -> bool:
-        """Return whether a text can be judged: it is empty, "none", yes or no, or has a word of this world.
-
-        A policy that guesses combines such words into entities, which are then known not to exist.
-        """
-        normalised = normalize_answer(text)
-        return normalised in ("", "none", "yes", "no") or not _WORDS.isdisjoint(normalised.split())
-
 
 # Parts of names, and values; names of relations, such as "capital", are words of the real world as well.
 _WORDS = frozenset(normalize_answer(word) for word in words()) - {relation.key for relation in RELATIONS}
@@ -108,12 +100,7 @@ _SHOWN_TAG = re.compile(rf"‹(?=/?(?:{_TAGS})>)")
 _ITEM = re.compile(r"(?:(?<=\s)|^)\d+[.)]\s+([^;\n]*?)(?=\s\d+[.)]\s|[;\n]|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The correct reply, and a function that draws a wrong one."""
-
-    right: str
-    wrong: Callable[[Random], str]
+Verdict = tuple[str, Callable[[Random], str]]  # the correct reply, and a function that draws a wrong one
 
 
 def same_meaning(world: Knowledge, fields: Fields) -> Verdict | None:
@@ -144,9 +131,12 @@ def step_holds(world: Knowledge, fields: Fields) -> Verdict | None:
     compared = world.compares(conclusion)
     if concluded or compared is not None:
         return _boolean(compared is not False)
-    if normalize_answer(conclusion) in {claim.value for claim in stated}:
+    normalised = normalize_answer(conclusion)
+    if normalised in {claim.value for claim in stated}:
         return _boolean(True)
-    return _boolean(False) if world.speaks_of(conclusion) else None
+    # A policy that guesses combines words of this world into entities, which are then known not to exist.
+    can_be_judged = normalised in ("", "none", "yes", "no") or not _WORDS.isdisjoint(normalised.split())
+    return _boolean(False) if can_be_judged else None
 
 
 def asked_question(world: Knowledge, fields: Fields, label: str = "Question") -> Question | None:
@@ -157,8 +147,7 @@ def asked_question(world: Knowledge, fields: Fields, label: str = "Question") ->
 def answer(world: Knowledge, fields: Fields) -> Verdict | None:
     """Reply YES if the prediction equals one of the answers (exact match)."""
     match = exact_match(_text(fields, "Prediction"), _text(fields, "Reference answers").split(" | ")) > 0
-    yes, no = "YES", "NO"
-    return Verdict(yes if match else no, lambda rng: no if match else yes)
+    return ("YES", lambda rng: "NO") if match else ("NO", lambda rng: "YES")
 
 
 def path(world: Knowledge, fields: Fields) -> Verdict | None:
@@ -169,9 +158,22 @@ def path(world: Knowledge, fields: Fields) -> Verdict | None:
     text = "\n".join(_SHOWN_TAG.sub("<", piece) for piece in fields["Trajectory"])
     reference = tuple(fields["Reference path"])
     scores = score_path(world, question, reference, read(text))
-    return Verdict(
-        json.dumps(asdict(scores)), lambda rng: json.dumps(asdict(_other_scores(scores, len(reference), rng)))
-    )
+
+    def wrong(rng: Random) -> str:
+        while True:
+            planned = rng.randint(0, 4)
+            drawn = PathScores(
+                rng.choice(PLANNER_SCORES),
+                planned,
+                rng.randint(0, planned),
+                rng.randint(0, len(reference)),
+                rng.choice(ACCURACY_SCORES),
+                rng.choice(REASONING_SCORES),
+            )
+            if drawn != scores:
+                return json.dumps(asdict(drawn))
+
+    return json.dumps(asdict(scores)), wrong
 
 
 def plan(world: Knowledge, fields: Fields) -> Verdict | None:
@@ -196,7 +198,17 @@ def _needed(question: Question) -> tuple[str, ...]:
 
 
 def _plan(world: Knowledge, steps: tuple[str, ...]) -> Verdict:
-    return Verdict(_planned(steps), lambda rng: _planned(_spoilt(world, steps, rng)))
+    """Reply with these searches; a wrong reply has one dropped, or a needless one added."""
+
+    def wrong(rng: Random) -> str:
+        place = rng.randrange(len(steps))
+        if len(steps) > 1 and rng.random() < 0.5:
+            return _planned((*steps[:place], *steps[place + 1 :]))
+        needed = set(map(normalize_answer, steps))
+        needless = rng.choice([query for query in sorted(world.facts) if query not in needed])
+        return _planned((*steps[:place], needless, *steps[place:]))
+
+    return _planned(steps), wrong
 
 
 def score_path(world: Knowledge, question: Question, reference: Sequence[str], reading: Reading) -> PathScores:
@@ -293,31 +305,6 @@ def _brought(world: Knowledge, query: str, reading: Reading) -> bool:
     return value is not None and any(f"{query} {value}" in context.lower() for context in contexts)
 
 
-def _other_scores(right: PathScores, reference_steps: int, rng: Random) -> PathScores:
-    """Draw a valid verdict that differs from the correct one."""
-    while True:
-        planned = rng.randint(0, 4)
-        scores = PathScores(
-            rng.choice(PLANNER_SCORES),
-            planned,
-            rng.randint(0, planned),
-            rng.randint(0, reference_steps),
-            rng.choice(ACCURACY_SCORES),
-            rng.choice(REASONING_SCORES),
-        )
-        if scores != right:
-            return scores
-
-
-def _spoilt(world: Knowledge, steps: tuple[str, ...], rng: Random) -> tuple[str, ...]:
-    """Return the steps with one dropped, or with a needless one added."""
-    place = rng.randrange(len(steps))
-    if len(steps) > 1 and rng.random() < 0.5:
-        return (*steps[:place], *steps[place + 1 :])
-    needless = rng.choice([query for query in sorted(world.facts) if query not in map(normalize_answer, steps)])
-    return (*steps[:place], needless, *steps[place:])
-
-
 def _planned(steps: Sequence[str]) -> str:
     numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
     planner = ", then ".join(f"search for {step}" for step in steps)
@@ -326,7 +313,7 @@ def _planned(steps: Sequence[str]) -> str:
 
 
 def _boolean(verdict: bool) -> Verdict:
-    return Verdict(f"<answer>{verdict}</answer>", lambda rng: f"<answer>{not verdict}</answer>")
+    return f"<answer>{verdict}</answer>", lambda rng: f"<answer>{not verdict}</answer>"
 
 
 def _text(fields: Fields, label: str) -> str:
@@ -425,7 +412,7 @@ def process(world: Knowledge, fields: Fields) -> Verdict | None:
     if question is None:
         return None
     findings = examine(question, _actions([_PROCESS_TAG.sub("<", text) for text in fields["Steps so far"]]))
-    return Verdict(findings.reply(), lambda rng: _verdict(rng.random()))
+    return findings.reply(), lambda rng: _verdict(rng.random())
 
 
 # By the labels of the request.
@@ -475,9 +462,10 @@ class DemoJudge:
         for number in range(sampling.n):
             text = "This is not of the demo world that this judge knows."  # parsed as no verdict
             if verdict is not None:
+                right, wrong = verdict
                 seed = str((sampling.seed or 0) + number)
                 rng = Random("\0".join(["demo judge", seed, *(message.content for message in prompt.messages)]))
-                text = verdict.wrong(rng) if rng.random() < self._error_rate else verdict.right
+                text = wrong(rng) if rng.random() < self._error_rate else right
             prompt_tokens = 0 if number else words
             completions.append(Completion(text, prompt_tokens=prompt_tokens, completion_tokens=len(text.split())))
         return tuple(completions)

@@ -7,7 +7,6 @@ page: their scores, and two of them step by step.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,6 +17,7 @@ from typing import Any
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.plots import Bar, BarChart, Panel
 from reasonrag.core.text import normalize_answer
+from reasonrag.evaluation.metrics import METRICS
 from reasonrag.evaluation.report import sweep_panels
 from reasonrag.evaluation.tables import bold_note, evaluation_tables, measured, points
 from reasonrag.formats import FORMATS
@@ -32,27 +32,10 @@ Question = tuple[str, str]  # data set, id
 Result = Row | str  # a row of `tables.trajectory_schema`, or the cause of a missing one
 
 _METRICS = "metrics.json"
-# Columns of `tables.trajectory_schema` on the page of a question, with their labels.
-_FACTS = {
-    "answer": "answer",
-    "stop_reason": "stop reason",
-    "em": "EM",
-    "f1": "F1",
-    "acc": "ACC",
-    "retrievals": "searches",
-    "steps": "steps",
-    "well_formed": "well-formed",
-    "reason": "format error",
-    "prompt_tokens": "prompt tokens",
-    "completion_tokens": "completion tokens",
-    "lasj": "right in meaning (LasJ)",
-    "steps_over": "needless searches",
-    "searches_known": "searches with a verdict",
-    "steps_under": "wrong steps without a search",
-    "own_steps_known": "such steps with a verdict",
-}
+# Columns of `tables.trajectory_schema` that describe the question, or are shown as steps.
+_NOT_FACTS = ("dataset", "question_id", "question", "golden_answers", "kind", "hops", "trajectory")
 _MOST_LINES = 6  # a panel with more lines becomes one chart per line, because their scales differ
-_MOST_TRAJECTORIES = 20_000  # in a report; a longer training run shows evenly chosen steps
+_MOST_TRAJECTORIES = 20_000  # in a report; a longer training run shows evenly chosen files
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +53,6 @@ class Attempts:
     setting: str
     folder: Path
     failures: Mapping[Question, str]
-
-    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """Yield rows of `tables.trajectory_schema`, in the order of the questions."""
-        return read_shards(self.folder / "trajectories", self.setting, trajectory_schema(), columns=columns)
 
 
 def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
@@ -100,13 +79,12 @@ def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
             "charts": [chart(drawn) for drawn in (*charts, *sweep_panels(metrics))],
             "bold_note": bold_note(metrics["differences"]),
             "judge": (metrics["judge"] or {}).get("model"),
-            "content": list(metrics["content"].items())[:2],
         }
     attempts = _attempts_of(evaluation, metrics)
     with open_site(out) as site:
-        site.write_pages("attempts.html.j2", _evaluation_pages(attempts))
-        labels = [attempt.label for attempt in attempts]
-        return site.write("index.html", "evaluation.html.j2", scripts=site.rows.close(), labels=labels, **overview)
+        pages = (_question_page(attempts, question, results) for question, results in questions(attempts))
+        site.write_pages("attempts.html.j2", pages)
+        return site.write_index("evaluation.html.j2", labels=[attempt.label for attempt in attempts], **overview)
 
 
 def _attempts_of(folder: Path, metrics: Mapping[str, Any]) -> list[Attempts]:
@@ -120,10 +98,10 @@ def _attempts_of(folder: Path, metrics: Mapping[str, Any]) -> list[Attempts]:
                 raise ValueError(f"policy {policy!r} is not the name of a folder")
             failures: dict[str, dict[Question, str]] = {setting: {} for setting in settings}
             for failure in policy_metrics["failures"]:
-                question = failure["dataset"], failure["question_id"]
-                failures.setdefault(failure["setting"], {})[question] = failure["cause"]
-        labels = {setting: _label(metrics, policy, setting) for setting in settings}
-        attempts += [Attempts(labels[setting], setting, folder / policy, failures[setting]) for setting in settings]
+                failures.setdefault(failure["setting"], {})[_question(failure)] = failure["cause"]
+        for setting in settings:
+            label = _label(metrics, policy, setting)
+            attempts.append(Attempts(label, setting, folder / policy, failures[setting]))
     return attempts
 
 
@@ -132,73 +110,73 @@ def _label(metrics: Mapping[str, Any], policy: str, setting: str) -> str:
     return policy if len(metrics["policies"][policy]) == 1 else f"{policy} {setting}"
 
 
+def _question(row: Mapping[str, Any]) -> Question:
+    return row["dataset"], row["question_id"]
+
+
 def questions(attempts: Sequence[Attempts]) -> Iterator[tuple[Row, list[Result]]]:
     """Yield every question that at least one policy finished, in the order of the evaluation, with all results.
 
     Raises:
         RunError, DataError: a table is missing or damaged, or the tables have different orders.
     """
-    remaining = [set(map(_question, attempt.rows(("dataset", "question_id")))) for attempt in attempts]
-    tables = [attempt.rows() for attempt in attempts]
+    schema = trajectory_schema()
+    tables = [read_shards(attempt.folder / "trajectories", attempt.setting, schema) for attempt in attempts]
     heads = [next(table, None) for table in tables]
-    while any(head is not None for head in heads):
-        for head in heads:
+    while any(heads):
+        for head in filter(None, heads):
+            question = _question(head)
             # The next question of the evaluation is one that every other table has reached, or lacks.
-            question = _question(head) if head else None
-            reached = [place for place, row in enumerate(heads) if row and _question(row) == question]
-            if question and all(place in reached or question not in left for place, left in enumerate(remaining)):
+            reached = [row is not None and _question(row) == question for row in heads]
+            if all(there or question in attempt.failures for there, attempt in zip(reached, attempts, strict=True)):
                 break
         else:
             raise DataError(
                 "the policies' trajectories list the same questions in different orders; run the evaluation again in "
                 "a new folder"
             )
-        results: list[Result] = [attempt.failures.get(question, "not tried") for attempt in attempts]
-        for place in reached:
-            results[place] = heads[place] or {}
-            remaining[place].discard(question)
-            heads[place] = next(tables[place], None)
-        # The columns that describe the question are the same in all rows.
-        yield next(row for row in results if isinstance(row, dict)), results
+        results: list[Result] = []
+        for place, attempt in enumerate(attempts):
+            if reached[place]:
+                results.append(heads[place] or {})
+                heads[place] = next(tables[place], None)
+            else:
+                results.append(attempt.failures[question])
+        yield head, results
 
 
-def _question(row: Row) -> Question:
-    return row["dataset"], row["question_id"]
-
-
-def _evaluation_pages(attempts: Sequence[Attempts]) -> Iterator[Page]:
-    for question, results in questions(attempts):
-        messages, passages = TextPool(), TextPool()
-        cells: list[Any] = []  # answer, EM, F1, and a number that equal answers share; or the cause
-        shown: list[Row] = []
-        answers: dict[str | None, int] = {}
-        for attempt, result in zip(attempts, results, strict=True):
-            if isinstance(result, str):
-                cells.append(result)
-                shown.append({"label": attempt.label, "cause": result, "facts": [], "steps": []})
-                continue
-            answer = result["answer"]
-            normalized = None if answer is None else normalize_answer(answer)
-            cells.append([answer, result["em"], result["f1"], answers.setdefault(normalized, len(answers))])
-            facts = [_fact(result[name]) for name in _FACTS]
-            steps = _steps(result, messages, passages)
-            shown.append({"label": attempt.label, "cause": "", "facts": facts, "steps": steps})
-        columns = [question[name] for name in ("question_id", "kind", "question", "golden_answers")]
-        yield _page(question, shown, list(_FACTS.values()), messages, passages, [ListRow([*columns, cells])])
+def _question_page(attempts: Sequence[Attempts], question: Row, results: Sequence[Result]) -> Page:
+    messages, passages = TextPool(), TextPool()
+    facts = [name for name in trajectory_schema().names if name not in _NOT_FACTS]
+    cells: list[Any] = []  # answer, EM, F1, and a number that equal answers share; or the cause
+    shown: list[Row] = []
+    answers: dict[str | None, int] = {}
+    for attempt, result in zip(attempts, results, strict=True):
+        if isinstance(result, str):
+            cells.append(result)
+            shown.append({"label": attempt.label, "cause": result, "facts": [], "steps": []})
+            continue
+        answer = result["answer"]
+        normalized = None if answer is None else normalize_answer(answer)
+        cells.append([answer, result["em"], result["f1"], answers.setdefault(normalized, len(answers))])
+        steps = _steps(result, messages, passages)
+        shown.append(_attempt(attempt.label, [result[name] for name in facts], steps))
+    columns = [question[name] for name in ("question_id", "kind", "question", "golden_answers")]
+    labels = [METRICS[name].label if name in METRICS else name.replace("_", " ") for name in facts]
+    return _page(question, shown, labels, messages, passages, [ListRow([*columns, cells])])
 
 
 def _page(
     question: Row, shown: list[Row], facts: list[str], messages: TextPool, passages: TextPool, rows: Sequence[ListRow]
 ) -> Page:
     details = {"attempts": shown, "facts": facts, "messages": messages.items, "passages": passages.items}
-    return Page(question, {"details": details}, rows)
+    return Page(question, details, rows)
 
 
-def _fact(value: Any) -> Any:
-    """Format a value for JSON: verdicts as words, numbers as text, because NaN would break it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return number(value)
+def _attempt(label: str, facts: Sequence[Any], steps: list[Row]) -> Row:
+    """Return an attempt for JSON: verdicts as words, numbers as text, because NaN would break it."""
+    words = [("no", "yes")[fact] if isinstance(fact, bool) else number(fact) for fact in facts]
+    return {"label": label, "cause": "", "facts": words, "steps": steps}
 
 
 def _steps(row: Row, messages: TextPool, passages: TextPool) -> list[Row]:
@@ -215,58 +193,42 @@ def _steps(row: Row, messages: TextPool, passages: TextPool) -> list[Row]:
     return steps
 
 
-# -- training runs ----------------------------------------------------------------------------------------------------
+# Training runs
 
 
 def write_training_pages(training: Path, out: Path) -> Path:
     """Write the pages of a finished training run into `out`, see `write_report`. None of them names the machine."""
     summary = require_json(training / SUMMARY)
     with reading(training / SUMMARY):
-        charts, split = [], {}
+        charts, more_charts = [], {}
         for panel in panels(summary["history"]):
             if len(panel.lines) <= _MOST_LINES:
                 charts.append(chart(panel))
                 continue
             parts = [Panel(line.label, panel.x_label, panel.y_label, (line,)) for line in panel.lines]
-            split[panel.title] = [chart(part) for part in parts]
-        data = dict(summary["data"])
-        lengths = (data.pop("lengths", None) or {}).get("tokens") or {}
-        tokens = {name: dict(quantiles) for name, quantiles in lengths.items()}
-        overview = {"charts": charts, "more_charts": split, "data": data, "tokens": tokens, "summary": summary}
+            more_charts[panel.title] = list(map(chart, parts))
         settings = summary["settings"]
         format_class = FORMATS.get((settings.get("format") or {}).get("name", ""))
         mask_truncated = bool(settings.get("mask_truncated"))
-    files, shown, total = rollout_files(training / "rollouts")
+    paths = sorted((training / "rollouts").glob("step-*.parquet"))  # of several processes step-000001-0.parquet
+    rows = len(read_parquet(paths[0], rollout_schema())) if paths else 0
+    every = ceil(len(paths) * rows / _MOST_TRAJECTORIES) or 1  # all steps have as many rows
+
+    def pages() -> Iterator[Page]:
+        for path in paths[::every]:  # one in memory at a time
+            rollouts = read_parquet(path, rollout_schema())
+            for _, group in groupby(rollouts, key=lambda row: (row["step"], _question(row))):
+                yield _group_page(list(group), format_class, mask_truncated)
+
     with open_site(out) as site:
-        pages = _training_pages(files, format_class, mask_truncated=mask_truncated)
-        site.write_pages("attempts.html.j2", pages)
-        scripts = site.rows.close()
-        return site.write("index.html", "training.html.j2", scripts=scripts, shown=shown, total=total, **overview)
-
-
-def rollout_files(folder: Path, *, most: int = _MOST_TRAJECTORIES) -> tuple[list[Path], int, int]:
-    """Return the files of all steps, or of every n-th step so that there are about `most` trajectories.
-
-    Returns:
-        The files, the number of steps that they hold, and the number of all steps.
-    """
-    by_step: defaultdict[str, list[Path]] = defaultdict(list)
-    for path in sorted(folder.glob("step-*.parquet")):  # of several processes step-000001-0.parquet
-        by_step[path.stem.split("-")[1]].append(path)
-    rows = sum(len(read_parquet(path, rollout_schema())) for path in next(iter(by_step.values()), ()))
-    steps = list(by_step.values())[:: ceil(len(by_step) * rows / most) or 1]  # all steps have as many rows
-    return [path for files in steps for path in files], len(steps), len(by_step)
-
-
-def _training_pages(files: Sequence[Path], format_class: Any, *, mask_truncated: bool) -> Iterator[Page]:
-    """Yield a page per group of attempts at a question in a step, with a row of the list per attempt."""
-    for path in files:  # one in memory at a time
-        rows = read_parquet(path, rollout_schema())
-        for _, group in groupby(rows, key=lambda row: (row["step"], _question(row))):
-            yield _group_page(list(group), format_class, mask_truncated)
+        site.write_pages("attempts.html.j2", pages())
+        return site.write_index(
+            "training.html.j2", charts=charts, more_charts=more_charts, summary=summary, every=every
+        )
 
 
 def _group_page(group: Sequence[Row], format_class: Any, mask_truncated: bool) -> Page:
+    """Return the page of the attempts at a question in a step, with a row of the list per attempt."""
     parts = [dict(row["parts"]) for row in group]
     components = sorted({name for part in parts for name in part})
     names = ["reward", "advantage", *components, "final answer", "stop reason", "format check", "tokens of the turn"]
@@ -274,17 +236,14 @@ def _group_page(group: Sequence[Row], format_class: Any, mask_truncated: bool) -
     passages = TextPool()
     shown: list[Row] = []
     listed: list[ListRow] = []
-    for row, part in zip(group, parts, strict=True):
+    for place, (row, part) in enumerate(zip(group, parts, strict=True)):
         ending = (row["stop_reason"] or "not finished").replace("_", " ") + ", cut off" * bool(row["truncated"])
         aside = "" if row["reward"] is not None else row["cause"] or "no reward"
-        reward = f"set aside: {aside}" if aside else row["reward"]
-        form = "well-formed" if row["well_formed"] else row["reason"]
         in_loss = 0 if aside or (row["truncated"] and mask_truncated) else row["policy_tokens"]
-        facts = [reward, row["advantage"], *(part.get(name) for name in components), row["answer"], ending, form]
+        facts = [f"set aside: {aside}" if aside else row["reward"], row["advantage"], *map(part.get, components)]
+        facts += [row["answer"], ending, "well-formed" if row["well_formed"] else row["reason"]]
         facts += [row["tokens"], row["policy_tokens"], in_loss]
-        label = f"attempt {row['sample'] + 1}"
-        steps = turn_steps(row["turn"], format_class, passages)
-        shown.append({"label": label, "cause": "", "facts": list(map(_fact, facts)), "steps": steps})
+        shown.append(_attempt(f"attempt {row['sample'] + 1}", facts, turn_steps(row["turn"], format_class, passages)))
         em = part.get("em")
         marks = {
             "right": em == 1,
@@ -295,7 +254,6 @@ def _group_page(group: Sequence[Row], format_class: Any, mask_truncated: bool) -
         }
         cells = [row["step"], row["question_id"], row["question"], row["sample"] + 1, row["answer"]]
         cells += [row["golden_answers"], row["reward"], row["advantage"], em, part.get("rc"), row["policy_tokens"]]
-        place = len(listed)
         anchor = f"#{place},{0 if place else min(1, len(group) - 1)}"
         listed.append(ListRow([*cells, ending, aside], [mark for mark, applies in marks.items() if applies], anchor))
     return _page(group[0], shown, names, TextPool(), passages, listed)

@@ -2,7 +2,6 @@
 
 OUT/
 ├── index.html              settings, metrics, the list of questions or of trajectories
-├── pairs.html              of a run: the list of its pairs
 ├── questions/00000.html    one question, in the folder's order
 ├── data/rows-000.js        rows of the list: a page opened from disk may not fetch JSON, but may load a script
 └── report.css, *.js
@@ -54,58 +53,22 @@ class ListRow(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page about one question: a row that describes it, other values of the template, and its rows of the list."""
+    """A page about one question: a row that describes it, the data that its script draws, and its rows of the list."""
 
     question: Row
-    values: dict[str, Any]
+    details: dict[str, Any]
     rows: Sequence[ListRow]
 
 
-class DataFiles:
-    """Items of a page in files, each a script that calls a function with a list of them.
-
-    Attributes:
-        names: of the files so far, from the first page.
-        total: items so far.
-    """
-
-    def __init__(self, out: Path, name: str, *, per_file: int, function: str = "registerRows") -> None:
-        self.names: list[str] = []
-        self.total = 0
-        self._out, self._name, self._per_file, self._function = out, name, per_file, function
-        self._items: list[Any] = []
-
-    def add(self, item: Any) -> None:
-        """Add an item; it is written when its file is full, or by `close`."""
-        self._items.append(item)
-        self.total += 1
-        if len(self._items) == self._per_file:
-            self.close()
-
-    def close(self) -> list[str]:
-        """Write the items that are left; return the names of all files."""
-        if self._items:
-            self.names.append(f"data/{self._name}-{len(self.names):03d}.js")
-            # `<` could end the script where a page holds it; JSON may escape any character.
-            values = json.dumps(visible(self._items), ensure_ascii=False).replace("<", "\\u003c")
-            (self._out / self.names[-1]).write_text(f"{self._function}({values});\n", encoding="utf-8")
-            self._items = []
-        return self.names
-
-
 class Site:
-    """The pages of one report while they are written, see `open_site`.
-
-    Attributes:
-        rows: of the list on the first page.
-    """
+    """The pages of one report while they are written, see `open_site`."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.rows = DataFiles(out, "rows", per_file=_ROWS_PER_FILE)
+        self._rows: list[Any] = []  # of the list on the first page, as `list.js` reads them
 
     def write_pages(self, template: str, pages: Iterable[Page]) -> None:
-        """Write the pages of the questions, with links to their neighbours, and their rows of the list.
+        """Write the pages of the questions, with links to their neighbours, and keep their rows of the list.
 
         Pages are named by their numbers: ids come from outside and never become file names.
         """
@@ -121,17 +84,25 @@ class Site:
                 next=f"{number + 1:05d}.html" if following else None,
                 question=page.question,
                 short_title=shortened(page.question["question"], _TITLE_CHARS),
-                **page.values,
+                details=page.details,
             )
             (self.out / name).write_text(text, encoding="utf-8")
             for row in page.rows:
-                self.rows.add(list_row(self.rows.total, row, name))
+                cells = map(_shortened_cell, row.cells)  # all rows are in the browser at once
+                self._rows.append([len(self._rows), *cells, name + row.anchor, row.marks])
             page, number = following, number + 1
 
-    def write(self, name: str, template: str, **values: Any) -> Path:
-        """Write a page that has a name; return its path."""
-        write_text(self.out / name, render(template, root="", **values))
-        return self.out / name
+    def write_index(self, template: str, **values: Any) -> Path:
+        """Write the rows of the list and then the first page; return its path."""
+        scripts: list[str] = []
+        for start in range(0, len(self._rows), _ROWS_PER_FILE):
+            scripts.append(f"data/rows-{len(scripts):03d}.js")
+            # `<` could end the script where a page holds it; JSON may escape any character.
+            rows = json.dumps(visible(self._rows[start : start + _ROWS_PER_FILE]), ensure_ascii=False)
+            rows = rows.replace("<", "\\u003c")
+            (self.out / scripts[-1]).write_text(f"registerRows({rows});\n", encoding="utf-8")
+        write_text(self.out / "index.html", render(template, root="", scripts=scripts, **values))
+        return self.out / "index.html"
 
 
 @contextlib.contextmanager
@@ -146,7 +117,7 @@ def open_site(out: Path) -> Iterator[Site]:
     assets = [path for pattern in _ASSETS for path in _TEMPLATES.glob(pattern)]
     # Two markers, as a site by hand may have one of them.
     with Folder(out, "report", "report.css", "list.js", ignore=[path.name for path in assets]).locked():
-        for pattern in ("index.html", "pairs.html", "questions/[0-9]*.html", "data/*.js"):
+        for pattern in ("*.html", "questions/[0-9]*.html", "data/*.js"):
             for old in out.glob(pattern):
                 old.unlink()
         for path in assets:
@@ -154,11 +125,6 @@ def open_site(out: Path) -> Iterator[Site]:
         for name in ("questions", "data"):
             (out / name).mkdir(exist_ok=True)
         yield Site(out)
-
-
-def list_row(number: int, row: ListRow, page: str) -> list[Any]:
-    """Return a row of a list as `list.js` reads it. Long texts are shortened: all rows are in the browser at once."""
-    return [number, *map(_shortened_cell, row.cells), page + row.anchor, row.marks]
 
 
 def _shortened_cell(value: Any) -> Any:
@@ -214,10 +180,8 @@ def chart(drawn: Panel | BarChart) -> Chart:
     for line in drawn.lines if isinstance(drawn, Panel) else ():
         points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(x) and isfinite(y)]
         if points:
-            values = [y for _, y in points]
             (start, first), (end, last) = points[0], points[-1]
-            course = f"{first:.4g} at {start:g}, {last:.4g} at {end:g}"
-            courses.append(f"{line.label}: {course}, lowest {min(values):.4g}, highest {max(values):.4g}")
+            courses.append(f"{line.label}: {first:.4g} at {start:g}, {last:.4g} at {end:g}")
     svg = base64.b64encode(images([drawn], ["svg"])["svg"]).decode()
     return Chart(f"data:image/svg+xml;base64,{svg}", f"{drawn.title}. {'; '.join(courses) or 'no data'}.")
 

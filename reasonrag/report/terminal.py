@@ -66,57 +66,47 @@ def picture(tree: QuestionTree, *, depth: int | None = None, best: bool = True) 
 
 
 def tables(metrics: Mapping[str, Any]) -> Group:
-    """Render the result of `stats.stats` as tables: counts, pairs by type, distributions, calls."""
-    by_type, tokens = metrics["pairs"]["by_type"], metrics["tokens"]
-    rejected = sorted({name for counts in by_type.values() for name in counts})
-    pair_types = [(chosen, *(counts.get(name, 0) for name in rejected)) for chosen, counts in by_type.items()]
-    distributions = {
-        "steps to an answer": metrics["answers"]["steps"],
-        "rounds to an answer": metrics["answers"]["rounds"],
-        "search iterations": metrics["iterations"],
-        "prompt tokens": tokens["prompt"],
-        "completion tokens": tokens["completion"],
-        "completion tokens in pairs": tokens["in_pairs"],
-        "margin": metrics["pairs"]["margin"],
-        "confidence": metrics["pairs"]["confidence"],
-    }
-    spreads = []
-    for name, values in distributions.items():
-        spreads.append((name, *(f"{values[column]:.4g}" if values else "-" for column in _SPREAD)))
+    """Render the result of `trees.stats` as tables: counts, distributions, calls."""
+    distributions = []
+    for name, values in metrics["distributions"].items():
+        distributions.append((name, *(f"{values[column]:.4g}" if values else "-" for column in _SPREAD)))
     calls = []
     for kind, used in metrics["calls"].items():
         calls.append((kind, *("-" if used.get(column) is None else used[column] for column in _USED)))
     columns = ("calls of", *(column.replace("_", " ") for column in _USED))
-    shown = [Table("", ("", "number", "share"), _counts(metrics))]
-    shown += [Table("", ("chosen \\ rejected", *rejected), pair_types)] if pair_types else []
-    shown += [Table("", ("", *_SPREAD), spreads), Table("", columns, calls)]
-    return Group(*(table.terminal() for table in shown))
+    shown = [Table("", ("", "number", "share"), _counts(metrics)), Table("", ("", *_SPREAD), distributions)]
+    return Group(*(table.terminal() for table in (*shown, Table("", columns, calls))))
 
 
 def _counts(metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:
     """Return name, count, and share of the total of its kind."""
-    questions, nodes, pairs = metrics["questions"], metrics["nodes"], metrics["pairs"]
+    questions, trees, pairs = metrics["questions"], metrics["trees"], metrics["pairs"]
+    contradictory = pairs["contradictory"]
+    kinds: dict[str, tuple[int, dict[str, Mapping[Any, int]]]] = {
+        "questions": (questions["total"], {"": questions["by_dataset"], "failed: ": questions["failed"]}),
+        "nodes": (trees.get("nodes", 0), {"": trees.get("by_action", {}), "malformed: ": trees.get("malformed", {})}),
+        "answers": (trees.get("complete_trajectories", 0), {}),
+        "pairs": (
+            pairs.get("total", 0),
+            {
+                "": {
+                    "a side on one trajectory": pairs["on_one_trajectory"],
+                    "for a shorter path alone": pairs["by_length_alone"],
+                    "contradict each other": contradictory["same_content"],
+                    "contradict word for word": contradictory["same_text"],
+                },
+                "type: ": pairs.get("by_type", {}),
+                "steps before: ": pairs.get("by_depth", {}),
+                "questions with pairs of ": pairs["questions"],
+            },
+        ),
+    }
     rows: list[tuple[str, int, str]] = []
-
-    def add(total: int, name: str, counts: Mapping[Any, int]) -> None:
-        for key, count in counts.items():
-            rows.append((name.format(key), count, f"{count / total:.1%}" if total else ""))
-
-    add(0, "questions", {"": questions["total"]})
-    add(questions["total"], "- {}", questions["by_dataset"])
-    add(questions["total"], "- failed: {}", questions["failed"])
-    add(0, "nodes", {"": nodes["total"]})
-    for column in ("origin", "stage", "action"):
-        add(nodes["total"], f"- {column}: {{}}", nodes[f"by_{column}"])
-    add(0, "answers", {"": metrics["answers"]["total"]})
-    add(0, "pairs", {"": pairs["total"]})
-    add(pairs["total"], "- a side on one trajectory", {"": pairs["on_one_trajectory"]})
-    add(pairs["total"], "- for a shorter path alone", {"": pairs["by_length_alone"]})
-    add(pairs["total"], "- contradict each other", {"": pairs["contradictory"]["same_content"]})
-    add(pairs["total"], "- contradict word for word", {"": pairs["contradictory"]["same_text"]})
-    add(questions["total"], "- questions of {}", pairs["questions"])
-    add(pairs["total"], "- chosen: {}", {chosen: sum(counts.values()) for chosen, counts in pairs["by_type"].items()})
-    add(pairs["total"], "- after {} steps", pairs["by_depth"])
+    for kind, (total, groups) in kinds.items():
+        rows.append((kind, total, ""))
+        for prefix, counts in groups.items():
+            for name, count in counts.items():
+                rows.append((f"- {prefix}{name}", count, f"{count / total:.1%}" if total else ""))
     return rows
 
 

@@ -1,15 +1,26 @@
-"""The trees of a finished run, one question at a time, each checked to be a tree, with the pairs derived from it."""
+"""The trees of a finished run, one question at a time, each checked to be a tree, with the pairs derived from it.
+
+`stats` counts them: Table 1 and Figure 3 of arXiv:2505.14069, for `reasonrag show` and for the pages.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from reasonrag.core.errors import DataError
+from reasonrag.dpo.pairs import repeated_questions
+from reasonrag.dpo.preferences import PairRules
+from reasonrag.spre import decisions_of, full_prompt
+from reasonrag.spre.decisions import Decision
 from reasonrag.spre.tree_rules import check_tree
 from reasonrag.storage.files import read_json
+from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_batches, read_shards, shard_paths
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
@@ -20,6 +31,7 @@ _PAIR_COLUMNS = (
     *("chosen_node_id", "rejected_node_id", "chosen_type", "rejected_type"),
     *("chosen_rollouts", "rejected_rollouts", "confidence"),
 )
+_QUANTILES = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +57,6 @@ class QuestionTree:
     def root(self) -> Row:
         """The state before any step; the columns that describe the question are the same in every row."""
         return self.nodes[0]
-
-    @property
-    def question(self) -> tuple[str, str]:
-        """Data set and id."""
-        return self.root["dataset"], self.root["question_id"]
 
     def searches(self) -> list[int]:
         """Return `[N]` the searches on the path to each node, its own step included."""
@@ -122,15 +129,14 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
                 if dataset in (None, row["dataset"]):
                     matches.setdefault(row["dataset"], []).append(row)
     if not matches:
-        in_dataset = "" if dataset is None else f" of data set {dataset!r}"
         nearest = ", ".join(map(repr, difflib.get_close_matches(question_id, known_ids, n=3, cutoff=0.0)))
-        advice = f"the nearest ids are {nearest} (--question)" if nearest else "it has no trees at all"
-        raise DataError(f"{run} has no tree of question {question_id!r}{in_dataset}; {advice}")
+        in_dataset = f" of data set {dataset!r}" if dataset else ""
+        raise DataError(f"{run} has no tree of question {question_id!r}{in_dataset}; the nearest ids are {nearest}")
     if len(matches) > 1:
         names = ", ".join(map(repr, matches))
         raise DataError(f"{run} has a question {question_id!r} in several data sets ({names}); name one of them")
     ((name, rows),) = matches.items()
-    pairs = []
+    pairs: list[Row] = []
     for split in ("train", "test"):
         pairs += [pair for pair in _pairs(run, split) if (pair["dataset"], pair["question_id"]) == (name, question_id)]
     return QuestionTree.of(rows, pairs=pairs, where=str(run))
@@ -151,3 +157,134 @@ def _of_other_trees(question_id: str) -> DataError:
         f"pairs of question {question_id!r} name nodes that no tree of this run has: they are of another run's trees; "
         "write them again with `reasonrag pairs`"
     )
+
+
+# Counts
+
+
+def stats(run: Path) -> dict[str, Any]:
+    """Return the metrics of a finished run, as JSON can hold them.
+
+    Returns:
+        `questions`, `trees`, `pairs`, `calls` and `seconds` of `run.json`, and `distributions` over questions, answers,
+        nodes or pairs. `questions` also has the trees `by_dataset`. `pairs` also has the `questions` with pairs by data
+        set, pairs `on_one_trajectory` (of a side that is not an answer), pairs `by_length_alone` (the chosen step's
+        mean F1 is not above that of the rejected one) and `contradictory` ones (`PairRules.summary`).
+
+    Raises:
+        RunError: the folder holds no finished run.
+        DataError: its tables are damaged.
+    """
+    _, summary = read_run(run)
+    counts = RunCounts(run)
+    for tree in read_trees(run):
+        counts.add(tree)
+    return counts.metrics(summary)
+
+
+class RunCounts:
+    """Counts over the trees of a run and their pairs, one tree at a time, that `run.json` does not have.
+
+    Attributes:
+        values: numbers of each question, answer, node or pair, by name.
+    """
+
+    def __init__(self, run: Path) -> None:
+        names = ("iterations", "steps", "rounds", "prompt tokens", "completion tokens", "tokens of pairs")
+        self.values: dict[str, list[float]] = {name: [] for name in (*names, "tokens chosen", "margin", "confidence")}
+        self._contradictions = PairRules(repeated_questions(shard_paths(run / "trees", "nodes")))
+        self._counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def add(self, tree: QuestionTree) -> None:
+        """Count one more tree, its nodes and its pairs."""
+        dataset = tree.root["dataset"]
+        self._counters["by_dataset"][dataset] += 1
+        if tree.pairs:
+            self._counters["questions"][dataset] += 1
+        self._add("iterations", tree.root["visits"])
+        for row, searches in zip(tree.nodes, tree.searches(), strict=True):
+            self._add("prompt tokens", row["prompt_tokens"])
+            self._add("completion tokens", row["completion_tokens"])
+            if row["f1"] is not None:
+                self._add("steps", row["depth"])
+                # Searches and the answer (Algorithm 1). The paper does not define its iterations; they start at 1, too.
+                self._add("rounds", searches + 1)
+        by_f1 = decisions_of(tree.nodes, alpha=1.0) if tree.pairs else []
+        for pair in tree.pairs:
+            self._add_pair(pair, tree, by_f1)
+
+    def _add(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self.values[name].append(value)
+
+    def _add_pair(self, pair: Row, tree: QuestionTree, by_f1: Sequence[Decision | None]) -> None:
+        paths = [tree.path(pair[f"{side}_node_id"]) for side in ("chosen", "rejected")]
+        self._add("margin", pair["margin"])
+        self._add("confidence", pair.get("confidence"))  # pairs of older runs, of a judge, of trajectories: none
+        if "chosen_type" in pair:  # pairs of trajectories have no types
+            decisions = [by_f1[path[-1]] for path in paths]
+            f1 = [decision.reward for decision in decisions if decision is not None and decision.reward is not None]
+            self._counters["pairs"]["by_length_alone"] += len(f1) == 2 and f1[0] < f1[1] + 1e-9
+        # An answer's own reward is known; a step's on one trajectory may be luck.
+        lone = [side for side in ("chosen", "rejected") if pair.get(f"{side}_rollouts") == 1]
+        self._counters["pairs"]["on_one_trajectory"] += any(pair[f"{side}_type"] != "answer" for side in lone)
+        steps = [[tree.nodes[node] for node in path[pair["depth"] + 1 :]] for path in paths]
+        texts = [[(step["action"], step["text"]) for step in side] for side in steps]
+        question = tree.root["dataset"], tree.root["question_id"]
+        self._contradictions.add(pair["pair_id"], question, full_prompt(steps[0][0]), *texts)
+        for side in steps:
+            self._add("tokens of pairs", side[-1]["completion_tokens"])
+        self._add("tokens chosen", steps[0][-1]["completion_tokens"])
+
+    def metrics(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `stats` returns; `summary` is the content of `run.json`, of any version."""
+        counters = self._counters
+        pairs: dict[str, Any] = {"questions": counters["questions"], "contradictory": self._contradictions.summary()}
+        pairs |= {name: counters["pairs"][name] for name in ("on_one_trajectory", "by_length_alone")}
+        return {
+            "questions": {**summary.get("questions", {}), "by_dataset": counters["by_dataset"]},
+            "trees": summary.get("trees", {}),
+            "pairs": {**summary.get("pairs", {}), **pairs},
+            "distributions": {name: distribution(values) for name, values in self.values.items()},
+            "calls": summary.get("calls", {}),
+            "seconds": summary.get("seconds"),
+        }
+
+
+def distribution(values: Sequence[float]) -> dict[str, float] | None:
+    """Return count, mean and quantiles (linear between neighbours); None without values.
+
+    >>> distribution([1, 2, 3, 4])["median"]
+    2.5
+    """
+    import numpy as np
+
+    if not values:
+        return None
+    quantiles = map(float, np.quantile(values, list(_QUANTILES.values())))
+    return {"count": len(values), "mean": float(np.mean(values)), **dict(zip(_QUANTILES, quantiles, strict=True))}
+
+
+def histogram(values: Sequence[float], *, bins: int = 20) -> dict[str, int]:
+    """Count values in equal bins: whole numbers from the least to the largest, other numbers (margins) in [0, 1].
+
+    >>> histogram([3, 5, 5])
+    {'3': 1, '4': 0, '5': 2}
+    >>> histogram([0.2, 0.6, 1.0], bins=2)
+    {'0 to 0.5': 1, '0.5 to 1': 2}
+    """
+    import numpy as np
+
+    if not values:
+        return {}
+    least, largest = min(values), max(values)
+    if all(float(value).is_integer() for value in values):
+        width = math.ceil((largest - least + 1) / bins)
+        edges = np.arange(least, largest + width + 1, width)
+        names = [f"{start:g}" if width == 1 else f"{start:g} to {start + width - 1:g}" for start in edges[:-1]]
+    else:
+        # 1e-9: 0.15 is the third edge of twentieths, and falls short of it by rounding.
+        edges = np.linspace(0.0, 1.0, bins + 1) - 1e-9
+        edges[-1] = 1.0
+        names = [f"{number / bins:g} to {(number + 1) / bins:g}" for number in range(bins)]
+    return dict(zip(names, np.histogram(values, edges)[0].tolist(), strict=True))

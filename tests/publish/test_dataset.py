@@ -19,7 +19,7 @@ from reasonrag.core.errors import ConfigError, DataError, InputError, RunError
 from reasonrag.dpo.preferences import read_preferences
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.publish.publish import PublishOptions, stage, staging_folder
-from reasonrag.report.stats import stats
+from reasonrag.report.trees import stats
 from reasonrag.storage.parquet import read_parquet, read_shards
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema
 from tests.publish.toys import edit_json, recount, write_run

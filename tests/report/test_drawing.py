@@ -6,9 +6,8 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasonrag.report.stats import histogram
 from reasonrag.report.terminal import picture
-from reasonrag.report.trees import QuestionTree
+from reasonrag.report.trees import QuestionTree, histogram
 from tests.report.hostile import HOSTILE
 from tests.report.toys import rows_of
 

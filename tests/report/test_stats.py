@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from operator import itemgetter
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from reasonrag.commands import inspect
 from reasonrag.core.config import load_config
 from reasonrag.pipeline.tables import pairs_of
-from reasonrag.report.stats import distribution, stats
+from reasonrag.report.trees import distribution, stats
 from tests.e2e.product import pair_rows, summary, tree_rows
 
 
@@ -21,13 +20,11 @@ def figures(run):
 def test_counts_are_those_of_the_tables(run, figures):
     nodes, pairs = tree_rows(run), pair_rows(run)
     assert figures["questions"] == {"total": 16, "finished": 16, "failed": {}, "by_dataset": {"sea": 16}}
-    assert figures["nodes"]["total"] == len(nodes) == sum(figures["nodes"]["by_origin"].values())
-    assert figures["nodes"]["by_stage"] == Counter(row["stage"] for row in nodes)
-    assert figures["nodes"]["by_action"] == summary(run)["trees"]["by_action"]
-    assert figures["answers"]["total"] == sum(row["f1"] is not None for row in nodes)
+    assert figures["trees"] == summary(run)["trees"] and figures["trees"]["nodes"] == len(nodes)
+    assert figures["distributions"]["steps"]["count"] == sum(row["f1"] is not None for row in nodes)
     assert figures["pairs"]["total"] == len(pairs) > 0
     assert figures["pairs"]["contradictory"] == {"same_text": 0, "same_content": 0, "named": []}
-    assert figures["pairs"]["confidence"] == pytest.approx(distribution([row["confidence"] for row in pairs]))
+    assert figures["distributions"]["confidence"] == pytest.approx(distribution([row["confidence"] for row in pairs]))
     sides = [[(row[f"{side}_rollouts"], row[f"{side}_type"]) for side in ("chosen", "rejected")] for row in pairs]
     assert figures["pairs"]["on_one_trajectory"] == sum(
         any(count == 1 and type != "answer" for count, type in both) for both in sides
@@ -38,9 +35,6 @@ def test_counts_are_those_of_the_tables(run, figures):
     left = {named(pair) for pair in pairs_of(nodes, flat, policy="p", config_hash="c")}
     assert figures["pairs"]["by_length_alone"] == sum(named(row) not in left for row in pairs) > 0
     assert figures["pairs"]["questions"] == {"sea": len({row["question_id"] for row in pairs})}
-    for chosen, rejected in figures["pairs"]["by_type"].items():
-        for name, count in rejected.items():
-            assert count == summary(run)["pairs"]["by_type"][f"{chosen} > {name}"]
 
 
 def test_rounds_to_an_answer_are_its_searches_and_the_answer_itself(run, figures):
@@ -51,7 +45,7 @@ def test_rounds_to_an_answer_are_its_searches_and_the_answer_itself(run, figures
         return (row["action"] == "query") + (searches(above) if above else 0)
 
     rounds = [searches(row) + 1 for row in nodes.values() if row["f1"] is not None]
-    assert figures["answers"]["rounds"] == distribution(rounds)
+    assert figures["distributions"]["rounds"] == distribution(rounds)
     assert min(rounds) < max(rounds)
 
 
@@ -67,5 +61,5 @@ def test_the_command_prints_tables_or_the_figures_as_json(run, figures, capsys):
     assert json.loads(capsys.readouterr().out) == figures
     inspect.show.callback(run, None, None, False)
     shown = capsys.readouterr().out
-    assert "chosen \\ rejected" in shown and "steps to an answer" in shown
-    assert str(figures["nodes"]["total"]) in shown
+    assert "type: query" in shown and "rounds" in shown
+    assert str(figures["trees"]["nodes"]) in shown

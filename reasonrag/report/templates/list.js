@@ -16,9 +16,6 @@ const state = { rows: [], lines: [], found: [], column: 0, direction: 1, page: 0
 // replaces this function and calls `arrange`.
 let view = (row) => ({ cells: row.slice(0, kinds.length), page: row[kinds.length], marks: row[kinds.length + 1] });
 
-// Changes a row that is drawn. A page may replace it, too.
-let decorate = () => {};
-
 function registerRows(rows) {
   state.rows.push(...rows);
   state.lines.push(...rows.map(view));
@@ -114,7 +111,6 @@ function drawn(line) {
     shown.textContent = text(value, kinds[column]);
     cell.append(shown);
   });
-  decorate(tr, line);
   return tr;
 }
 

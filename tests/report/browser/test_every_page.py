@@ -49,7 +49,7 @@ return Object.fromEntries(found);
 def test_letters_stand_out_in_light_and_dark(page):
     grounds = set()
     for dark in (False, True):
-        for path in ("index.html", "pairs.html", "questions/00000.html"):
+        for path in ("index.html", "questions/00000.html"):
             browser = page(path, dark=dark)
             if path.startswith("questions"):
                 node(whole(browser), 2).click()
@@ -58,7 +58,7 @@ def test_letters_stand_out_in_light_and_dark(page):
     assert len(grounds) == len({ground for _, ground in grounds}) == 2
 
 
-@pytest.mark.parametrize("path", ["index.html", "pairs.html", "questions/00000.html", "questions/00001.html"])
+@pytest.mark.parametrize("path", ["index.html", "questions/00000.html", "questions/00001.html"])
 def test_a_narrow_page_is_not_wider_than_its_window(page, path):
     browser = page(path, width=380, height=800)
     if path.startswith("questions"):
@@ -69,7 +69,7 @@ def test_a_narrow_page_is_not_wider_than_its_window(page, path):
 
 
 def test_foreign_text_is_shown_and_never_obeyed(page, run):
-    for path in ("index.html", "pairs.html", "questions/00001.html"):
+    for path in ("index.html", "questions/00001.html"):
         browser = page(path)
         if path.startswith("questions"):
             node(whole(browser), 6).click()
@@ -93,9 +93,9 @@ def test_foreign_text_is_shown_and_never_obeyed(page, run):
 
 
 def test_pages_say_nothing_on_the_console_and_ask_for_nothing_but_their_own_files(page, run):
-    for path in ("index.html", "pairs.html", "questions/00000.html", "questions/00001.html"):
+    for path in ("index.html", "questions/00000.html", "questions/00001.html"):
         browser = page(path)
     assert browser.console() == []
     asked = browser.requests()
-    assert len(asked) >= 8
+    assert len(asked) >= 6
     assert all(url.startswith(f"{(run / 'report').as_uri()}/") for url in asked)

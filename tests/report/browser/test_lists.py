@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.e2e.product import pair_rows
-from tests.report.browser.pages import PLAIN, SMALL, press, sixty, text
+from tests.report.browser.pages import SMALL, press, text
 
 
 def column(browser, number):
@@ -25,29 +21,6 @@ def ids(browser):
             "return [...document.querySelectorAll('#list tbody small')].map((name) => name.innerText)"
         )
     ]
-
-
-def test_the_list_of_pairs_begins_with_the_smallest_margin_filters_by_type_and_opens_both_texts(run, page):
-    browser = page("pairs.html")
-    pairs = pair_rows(run)
-    assert text(browser, "status") == f"{len(pairs)} of {len(pairs)} pairs"
-    margins = [float(margin) for margin in column(browser, 9)]
-    assert margins == sorted(margins) and margins[0] == round(min(pair["margin"] for pair in pairs), 3)
-    kinds = Select(browser.find_element(By.ID, "filter"))
-    for kind, count in Counter(f"{pair['chosen_type']} > {pair['rejected_type']}" for pair in pairs).items():
-        kinds.select_by_value(kind)
-        assert text(browser, "status") == f"{count} of {len(pairs)} pairs"
-        assert set(column(browser, 3)) == {kind}
-    kinds.select_by_value("")
-    browser.find_element(By.ID, "search").send_keys("plain " + PLAIN)
-    browser.find_element(By.CSS_SELECTOR, "#list tbody button").click()
-    sides = WebDriverWait(browser, 20).until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".opened article"))
-    texts = {row["text"] for row in sixty(question_id="plain", text=PLAIN)}
-    assert len(sides) == 2 and all(side.find_element(By.TAG_NAME, "pre").text in texts for side in sides)
-    browser.find_element(By.CSS_SELECTOR, "#list tbody button").click()
-    assert not browser.find_elements(By.CSS_SELECTOR, ".opened")
-    browser.find_element(By.CSS_SELECTOR, "#list a").click()
-    assert browser.find_element(By.CSS_SELECTOR, ".pair[open] article").is_displayed()
 
 
 def test_a_search_keeps_what_has_all_its_words_and_says_how_many(page):
