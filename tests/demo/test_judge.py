@@ -149,7 +149,12 @@ def test_an_error_depends_on_the_seed_and_the_prompt_alone():
 def test_samples_of_one_request_are_those_of_their_own_seeds():
     question = of_kind("bridge")
     judge = DemoJudge(error_rate=0.5)
-    prompt = ProcessJudge(judge, PromptSet.find())._prompt(trajectory(question, *hops(question)))
+    fields = {
+        "Question": question.question,
+        "Golden answers": question.golden_answers[0],
+        "Steps so far": hops(question),
+    }
+    prompt = ProcessJudge(judge, PromptSet.find()).service.prompt("process", fields)
     together = asyncio.run(judge.complete(prompt, Sampling(n=8, seed=3)))
     alone = [asyncio.run(judge.complete(prompt, Sampling(seed=3 + i)))[0].text for i in range(8)]
     assert [completion.text for completion in together] == alone
