@@ -192,15 +192,14 @@ def engines(model: Any, chat: Any, batch: int) -> Iterator[dict[str, Callable[[l
     """What answers requests with these weights, in batches of so many rows: each returns its seconds."""
     from transformers import GenerationConfig
 
-    from reasonrag.llm.local import TransformersLLM
-    from reasonrag.llm.row_sampling import left_padded
+    from reasonrag.llm.local import TransformersLLM, left_padded
 
     def generate(asked: list[Asked]) -> float:
         started = time.perf_counter()
         for first in range(0, len(asked), batch):
             part = asked[first : first + batch]
             rows = [chat.token_ids(prompt) for prompt, _ in part]
-            ids, mask = left_padded(rows, max(map(len, rows)), model.device)
+            ids, mask = left_padded(rows, model.device)
             longest = max(sampling.max_tokens for _, sampling in part)
             law = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=longest, pad_token_id=0)
             model.generate(input_ids=ids, attention_mask=mask, generation_config=law)[:, -1].tolist()

@@ -42,7 +42,7 @@ from reasonrag.formats import Format, PromptSet, Reading, StreamFormat, open_for
 from reasonrag.formats.tool_calls import ToolCallsFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.row_sampling import sampled_completion
+from reasonrag.llm.local import sampled_completion
 from reasonrag.online_rl.reference_plans import load_plans
 from reasonrag.online_rl.rows import transcripts
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings, rl_presets

@@ -1,21 +1,27 @@
-"""A transformers model in this process: one worker thread writes the requests of many tasks in batches.
+"""A transformers model in this process, for CPUs, tests and small models: one thread writes requests in batches.
 
-The worker knows no deadline. It waits for a request, or it computes; between two tokens it takes new requests. A
-`Watch` checks that it makes progress.
+Each row of a batch has its own seed, temperature, length and stop strings, and its own random generator, so its draws
+do not depend on the rest of the batch. Its logits do slightly: in a batch of another shape, floats are summed in
+another order, about 1e-6 apart in float32 and 1e-2 in bfloat16. A draw that falls on the border of two tokens, or a
+near tie of greedy decoding, can therefore have another winner; float32 makes that rare, not impossible.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import math
 import queue
 import secrets
+import select
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -24,35 +30,55 @@ from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError, RunError, is_out_of_memory
 from reasonrag.core.event_loop import CLOSE_S, beat
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.types import Completion, Prompt
-from reasonrag.llm.base import Sampling, caller
+from reasonrag.core.types import Completion, FinishReason, Prompt
+from reasonrag.llm.base import Sampling, caller, cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
-from reasonrag.llm.machine import choose_threads, is_small, require_memory
-from reasonrag.llm.model_folder import model_commit, model_identity, public_name
-from reasonrag.llm.row_sampling import PrefixCache, Row, RowBatch, end, end_token_ids, inner_model, reusable, room_for
+from reasonrag.llm.model_folder import (
+    choose_threads,
+    first_not_finite,
+    is_small,
+    model_commit,
+    model_identity,
+    public_name,
+    require_memory,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = structlog.get_logger()
 
-# How long an idle worker lets requests come before it begins, if they cannot join later.
+# How long an idle worker lets requests come before it begins: rows cannot join a batch later.
 _WINDOW_S = 0.005
-_LET_GO_S = 60.0
-# Others join a running batch if they are so many that a call of `generate` for them pays: a quarter of those running.
-_JOIN_SHARE = 4
+# A token at the end may decode to nothing (special tokens are skipped), or begin before the stop string.
+_SPARE_TAIL_TOKENS = 16
+# Arguments of `forward` that recurrent models and those of other caches lack.
+_NEEDED = frozenset(("attention_mask", "position_ids", "past_key_values", "logits_to_keep"))
 
 
 @dataclass(slots=True)
-class _Request:
-    prompt: Prompt
+class _Row:
+    """One completion: what was asked for, its tokens so far, and the future that gets it."""
+
+    prompt_ids: tuple[int, ...]
     sampling: Sampling
-    futures: list[Future[Completion]]
+    max_tokens: int
+    stop: tuple[str, ...]
+    draws: Random
+    future: Future[Completion] = field(default_factory=Future)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def fail(self, error: BaseException) -> None:
+        """Give the caller an error, if it still waits."""
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_exception(error)
 
 
 class TransformersLLM:
     """A causal language model of transformers, which never blocks the event loop.
 
-    What prompts share is computed once (`prefix_cache`), and what earlier ones computed is kept, up to half a gigabyte.
-    Samples depend on the seed and not on the rest of the batch, up to rounding (`row_sampling`). Logprobs are at the
-    sampling temperature before top_p, and at temperature 1 for greedy rows.
+    Logprobs are at the sampling temperature before top_p, and at temperature 1 for greedy rows.
 
     Attributes:
         slots: the requests in this engine: those of a batch that runs, and of the next.
@@ -61,7 +87,6 @@ class TransformersLLM:
     """
 
     model: Any
-    _prefixes: PrefixCache | None  # of the current weights
     commit: str | None = None  # of a model from the Hub
 
     def __init__(
@@ -80,7 +105,7 @@ class TransformersLLM:
 
         Args:
             path_or_name: a folder or a Hub name.
-            batch_size: largest number of rows in a batch. Halved for good if the device runs out of memory.
+            batch_size: largest number of rows in a batch.
             device: `cpu`, `cuda:0`, ...; None takes a GPU if there is one, else the CPU.
             dtype: such as `bfloat16`; None takes that of the files.
             name: name in run identities; None takes the Hub name or the folder's name.
@@ -95,13 +120,14 @@ class TransformersLLM:
             path_or_name, revision=revision, trust_remote_code=trust_remote_code, template=chat_template
         )
         model: Any = load_model(path_or_name, device, dtype, revision, trust_remote_code)
-        self._start(model, chat, name=name or public_name(path_or_name), batch_size=batch_size)
+        self._start(chat, name or public_name(path_or_name), batch_size)
+        self._take(model)
 
     @classmethod
     def borrowing(cls, chat: ChatTemplate, *, name: str, batch_size: int = 16) -> TransformersLLM:
         """Create an engine without a model; it works while one is lent to it."""
         llm = cls.__new__(cls)
-        llm._start(None, chat, name=name, batch_size=batch_size)
+        llm._start(chat, name, batch_size)
         return llm
 
     @contextlib.contextmanager
@@ -110,50 +136,41 @@ class TransformersLLM:
 
         No request may be running when this ends. The model is in evaluation mode in the block, and restored afterwards.
         """
-        inner = inner_model(model)
-        defaults, training = inner.generation_config, model.training
+        training = model.training
         self._take(model)
         model.eval()
         try:
             yield
         finally:
-            # Replies are there before the worker has let go of the model.
-            if not self._in_use.acquire(timeout=_LET_GO_S):
-                raise LLMError(f"{self.name} does not let go of the model that was lent to it", cause="stalled")
-            self._in_use.release()
-            self.model = self._prefixes = None  # the trainer changes the weights
-            inner.generation_config = model.generation_config = defaults
+            with self._in_use:  # replies are there before the worker has let go of the model
+                self.model = None
             model.train(training)
 
-    def _start(self, model: Any, chat: ChatTemplate, *, name: str, batch_size: int) -> None:
+    def _start(self, chat: ChatTemplate, name: str, batch_size: int) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size has to be at least 1, not {batch_size}")
         self.name = name
         self.chat = chat
         self.model = None
-        self._prefixes = None
-        self._end_ids: frozenset[int] = frozenset()
-        self._context = 2**31
         self._batch_size = batch_size
         self.slots = Slots(2 * batch_size)  # a batch that runs, and the requests of the next
-        if model is not None:
-            self._take(model)
         # No `get` of it may have a timeout: in CPython 3.11, one that is over meanwhile becomes a wait for ever.
-        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._waiting: list[tuple[Row, Future[Completion]]] = []
+        self._queue: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._in_use = threading.Lock()  # held while the worker computes
-        self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def _take(self, model: Any) -> None:
-        from transformers import GenerationConfig
-
+        inner = _inner_model(model)
+        if not set(inspect.signature(type(inner).forward).parameters) >= _NEEDED:
+            raise ConfigError(
+                f"{self.name} is a {type(inner).__name__}, whose state is not a cache of keys and values; use vllm: or "
+                "a server for it"
+            )
         self.model = model
         self._end_ids = end_token_ids(model, self.chat)
-        model.generation_config = GenerationConfig()  # without the model's sampling defaults (top_k, penalties)
         self._context = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
-        self._prefixes = PrefixCache() if reusable(model) else None
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Return `[n]` completions with token ids and logprobs. The prompt's tokens are counted on the first one.
@@ -166,9 +183,10 @@ class TransformersLLM:
         async with self.slots.request(caller.get().priority):
             if self._closed.is_set():
                 raise self._closed_error()
-            futures: list[Future[Completion]] = [Future() for _ in range(sampling.n)]
-            self._queue.put(_Request(prompt, sampling, futures))
-            first, *others = await asyncio.gather(*map(asyncio.wrap_future, futures))
+            rows = self._rows(prompt, sampling)
+            for row in rows:
+                self._queue.put(row)
+            first, *others = await asyncio.gather(*(asyncio.wrap_future(row.future) for row in rows))
         return (first, *(replace(other, prompt_tokens=0) for other in others))
 
     async def aclose(self) -> None:
@@ -176,115 +194,242 @@ class TransformersLLM:
         self._closed.set()
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join, CLOSE_S)
-        self.model = self._prefixes = None
+        self.model = None
+
+    def _rows(self, prompt: Prompt, sampling: Sampling) -> list[_Row]:
+        try:
+            prompt_ids = self.chat.token_ids(prompt)
+        except Exception as error:  # templates may raise anything
+            raise self._failure("refused", error) from error
+        room = self._context - len(prompt_ids)
+        if room < 1:
+            problem = f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self._context}"
+            raise LLMError(f"{self.name}: {problem}", cause="context_overflow")
+        max_tokens = min(sampling.max_tokens, room)
+        seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
+        seeds = range(seed, seed + sampling.n)
+        return [_Row(prompt_ids, sampling, max_tokens, prompt.stop, Random(own)) for own in seeds]
 
     def _work(self) -> None:
-        while not self._closed.is_set() and self._receive(wait=not self._waiting):
-            with self._in_use:
-                self._write()
-        self._receive(wait=False)
-        end([future for _, future in self._waiting], self._closed_error())
+        waiting: list[_Row] = []
+        while not self._closed.is_set():
+            if not waiting and (row := self._queue.get()) is not None:
+                waiting.append(row)
+                # A wait for a relative time: `time.sleep` ends at an absolute one, which a clock that jumps moves away.
+                select.select((), (), (), _WINDOW_S)
+            waiting += self._arrived()
+            if batch := _next_batch(waiting, self._batch_size):
+                with self._in_use:
+                    self._write(batch)
+        for row in waiting + self._arrived():
+            row.fail(self._closed_error())
 
-    def _receive(self, *, wait: bool) -> bool:
-        """Take the requests that have come, or wait for the first of them; return False if closed."""
+    def _arrived(self) -> list[_Row]:
+        arrived = [self._queue.get() for _ in range(self._queue.qsize())]
+        return [row for row in arrived if row is not None]
+
+    def _write(self, rows: Sequence[_Row]) -> None:
+        """Write rows to their ends; if anything fails, every row that is not done gets the error."""
         try:
-            if wait:
-                if not self._accept(self._queue.get()):
-                    return False
-                if self._prefixes is None:
-                    time.sleep(_WINDOW_S)
-            while self._accept(self._queue.get_nowait()):
-                pass
-        except queue.Empty:
-            return True
-        return False
+            self._decode(rows)
+            error: BaseException = self._closed_error()
+        except RunError as failure:
+            error = failure
+        except Exception as failure:
+            error = self._failure("engine", failure)
+            if is_out_of_memory(failure):
+                problem = f"no memory left for a batch of {len(rows)} rows; set policy.batch_size lower"
+                error = LLMError(f"{self.name}: {problem}", cause="out_of_memory")
+        for row in rows:
+            row.fail(error)
 
-    def _accept(self, request: _Request | None) -> bool:
-        if request is None:
-            return False
-        try:
-            rows = self._rows(request.prompt, request.sampling)
-        except Exception as error:
-            end(request.futures, error if isinstance(error, LLMError) else _failure(self.name, "refused", error))
-        else:
-            self._waiting += zip(rows, request.futures, strict=True)
-        return True
-
-    def _rows(self, prompt: Prompt, sampling: Sampling) -> list[Row]:
-        prompt_ids = self.chat.token_ids(prompt)
-        max_tokens = min(sampling.max_tokens, room_for(self.name, prompt_ids, self._context))
-        seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
-        return [
-            Row(prompt_ids, seed + index, sampling.temperature, sampling.top_p, max_tokens, prompt.stop)
-            for index in range(sampling.n)
-        ]
-
-    def _write(self) -> None:
-        """Write what waits, and what comes meanwhile, until nothing is left or a batch has failed."""
-        batch = RowBatch(
-            self.model, self.chat, end_ids=self._end_ids, prefixes=self._prefixes, pause=self._should_pause
-        )
-        begun: list[tuple[Row, Future[Completion]]] = []
-        try:
-            while not self._closed.is_set():
-                begun = [item for item in begun if not item[1].done()]
-                if batch.takes() and (joining := self._next_rows(self._batch_size - len(batch))):
-                    begun += joining
-                    batch.join(joining)
-                if not batch:
-                    return
-                batch.write()
-                self._receive(wait=False)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                failed = error if isinstance(error, RunError) else _failure(self.name, "engine", error)
-                end([future for _, future in begun], failed)
-                return
-            failure = _failure(self.name, "out_of_memory", error)
-        else:
-            end([future for _, future in begun], self._closed_error())
-            return
-        del batch
-        self._make_smaller(begun, failure)
-
-    def _next_rows(self, room: int) -> list[tuple[Row, Future[Completion]]]:
-        """Return the row that has waited longest, with the rows nearest in length: little padding, no starvation."""
-        self._waiting = [item for item in self._waiting if not item[1].done()]
-        if not self._waiting or room < 1:
-            return []
-        length = len(self._waiting[0][0].prompt_ids)
-        nearest = sorted(self._waiting, key=lambda item: abs(len(item[0].prompt_ids) - length))[:room]
-        taken = {id(item) for item in nearest}
-        self._waiting = [item for item in self._waiting if id(item) not in taken]
-        return nearest
-
-    def _should_pause(self, rows: int) -> bool:
-        """Return whether a batch should stop for others, as so many wait and fit that this pays."""
-        beat()
-        coming = min(len(self._waiting) + self._queue.qsize(), self._batch_size - rows)
-        return self._closed.is_set() or (self._prefixes is not None and coming > 0 and coming * _JOIN_SHARE >= rows)
-
-    def _make_smaller(self, begun: list[tuple[Row, Future[Completion]]], failure: LLMError) -> None:
-        """Begin again with smaller batches; not in an `except`, where the traceback keeps the tensors alive."""
+    def _decode(self, rows: Sequence[_Row]) -> None:
+        """Compute the prompts, then a token of every row at a time."""
         import torch
 
-        if self._prefixes is not None:
-            self._prefixes = PrefixCache()
-        torch.cuda.empty_cache()
-        begun = [item for item in begun if not item[1].done()]
-        if len(begun) < 2:
-            end([future for _, future in begun], failure)
-            return
-        self._batch_size = min(self._batch_size, len(begun) // 2)
-        log.warning("out of memory; continuing with smaller batches", llm=self.name, batch_size=self._batch_size)
-        self._waiting = begun + self._waiting
+        distinct = list(dict.fromkeys(row.prompt_ids for row in rows))
+        input_ids, mask = left_padded(distinct, self.model.device)
+        # Rows of one prompt share its computation: `[B]` the number of each row's prompt.
+        rows_of = torch.tensor([distinct.index(row.prompt_ids) for row in rows], device=input_ids.device)
+        cache, running = None, list(rows)
+        with torch.no_grad():  # not inference_mode: a model in training may keep a tensor that is made here
+            while running:
+                positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+                output = self.model(
+                    input_ids=input_ids,
+                    attention_mask=mask,
+                    position_ids=positions,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+                logits = output.logits[:, -1].float()
+                if cache is None:
+                    cache = output.past_key_values
+                    cache.reorder_cache(rows_of)
+                    logits, mask = logits[rows_of], mask[rows_of]
+                tokens, logprobs = _choose(logits, running)
+                left = self._append(running, tokens.tolist(), logprobs.tolist())
+                beat()
+                if self._closed.is_set():
+                    return
+                # Rows that are done stay in the batch until half of them are: to leave copies the whole cache.
+                if 2 * len(left) <= len(running):
+                    keep = torch.tensor(left, dtype=torch.long, device=input_ids.device)
+                    running = [running[index] for index in left]
+                    if running:
+                        cache.reorder_cache(keep)
+                    tokens, mask = tokens[keep], mask[keep]
+                input_ids = tokens[:, None]
+                mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+
+    def _append(self, rows: Sequence[_Row], tokens: Sequence[int], logprobs: Sequence[float]) -> list[int]:
+        """Add a token to each row, and give out those that it ends; return the numbers of the others."""
+        left = []
+        for number, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
+            if row.future.done():
+                continue
+            row.token_ids.append(token)
+            row.logprobs.append(logprob)
+            reason = self._finish_reason(row, token)
+            if reason is None:
+                left.append(number)
+                continue
+            completion = sampled_completion(
+                self.chat, row.prompt_ids, row.token_ids, row.logprobs, reason, row.stop, model=self.model
+            )
+            with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+                row.future.set_result(completion)
+        return left
+
+    def _finish_reason(self, row: _Row, token: int) -> FinishReason | None:
+        if token in self._end_ids:
+            return FinishReason.STOP
+        if row.stop and cut_at_stop(self.chat.decode(row.token_ids[-_tail_length(row.stop) :]), row.stop) is not None:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(row.token_ids) >= row.max_tokens else None
+
+    def _failure(self, cause: str, error: Exception) -> LLMError:
+        return LLMError(f"{self.name}: {type(error).__name__}", quoting=error, cause=cause)
 
     def _closed_error(self) -> LLMError:
         return LLMError(f"{self.name} is closed", cause="closed")
 
 
-def _failure(name: str, cause: str, error: Exception) -> LLMError:
-    return LLMError(f"{name}: {type(error).__name__}", quoting=error, cause=cause)
+def _next_batch(waiting: list[_Row], batch_size: int) -> list[_Row]:
+    """Take the row that has waited longest, and the rows nearest in length: little padding, no starvation."""
+    waiting[:] = [row for row in waiting if not row.future.done()]
+    if not waiting:
+        return []
+    length = len(waiting[0].prompt_ids)
+    nearest = sorted(waiting, key=lambda row: abs(len(row.prompt_ids) - length))[:batch_size]
+    taken = set(map(id, nearest))
+    waiting[:] = [row for row in waiting if id(row) not in taken]
+    return nearest
+
+
+def left_padded(prompts: Sequence[Sequence[int]], device: Any) -> tuple[Tensor, Tensor]:
+    """Return `[B, P]` ids and their attention mask. The mask hides the padding, so any id will do there."""
+    import torch
+
+    input_ids = torch.zeros(len(prompts), max(map(len, prompts)), dtype=torch.long)
+    mask = torch.zeros_like(input_ids)
+    for row, ids in enumerate(prompts):
+        input_ids[row, -len(ids) :] = torch.tensor(ids)
+        mask[row, -len(ids) :] = 1
+    return input_ids.to(device), mask.to(device)
+
+
+def _choose(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
+    """Return the next token of each row and its log-probability, `[B]` each, from `[B, V]` logits."""
+    import torch
+
+    temperatures = torch.tensor([row.sampling.temperature for row in rows], device=logits.device)[:, None]
+    is_greedy = temperatures[:, 0] == 0
+    probabilities = torch.softmax(logits / torch.where(temperatures == 0, 1, temperatures), dim=-1)
+    nuclei = torch.tensor([row.sampling.top_p for row in rows], device=logits.device)[:, None]
+    kept = probabilities if bool((nuclei >= 1).all()) else nucleus(probabilities, nuclei)
+    # One draw a row from its own generator, in each step: whoever else is in the batch changes none.
+    draws = torch.tensor([[row.draws.random()] for row in rows], dtype=torch.float64)
+    tokens = torch.where(is_greedy, logits.argmax(dim=-1), words_at(kept, draws.to(logits.device)))
+    return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
+
+
+def words_at(probabilities: Tensor, draws: Tensor) -> Tensor:
+    """Return the `[B]` words at which `[B, V]` probabilities, added up, exceed `[B, 1]` draws in [0, 1).
+
+    The words keep their order, so rounding hardly moves what a draw hits.
+    """
+    import torch
+
+    sums = probabilities.double().cumsum(dim=-1)
+    total = sums[:, -1:]
+    # Rounding may not reach a word behind the last one with a mass.
+    last = (sums < total).sum(dim=-1, keepdim=True)
+    return torch.minimum(torch.searchsorted(sums, draws * total, right=True), last)[:, 0]
+
+
+def nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """Zero all but the most likely words that together reach `[B, 1]` top_p; of equal words the first stay."""
+    import torch
+
+    ordered, words = probabilities.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(dim=-1) - ordered
+    # Rounding may keep the whole mass below 1, and then no word is cut.
+    ordered = ordered.masked_fill((before >= top_p) & (top_p < 1), 0.0)
+    return torch.zeros_like(probabilities).scatter(1, words, ordered)
+
+
+def sampled_completion(
+    chat: ChatTemplate,
+    prompt_ids: tuple[int, ...],
+    token_ids: Sequence[int],
+    logprobs: Sequence[float] | None,
+    reason: FinishReason,
+    stop: tuple[str, ...],
+    *,
+    model: Any = None,
+) -> Completion:
+    """Build the completion of sampled ids.
+
+    The token that completes a stop string may hold more characters: the ids keep it whole, the text ends at the string.
+    `model` is what sampled them, for the error.
+
+    Raises:
+        RunError: a log-probability is NaN or infinite, so that nothing the model writes means anything.
+    """
+    if logprobs is not None and not all(map(math.isfinite, logprobs)):
+        broken = None if model is None else first_not_finite(model)
+        why = f"its weights hold NaN or infinities, first in {broken}" if broken else "its activations overflow"
+        remedy = "take an earlier checkpoint, or copy its files again" if broken else "load it in float32 or bfloat16"
+        raise RunError(f"the policy's probabilities are not finite numbers: {why}; {remedy}")
+    text = chat.decode(token_ids)
+    return Completion(
+        cut_at_stop(text, stop) or text,
+        reason,
+        tuple(token_ids),
+        None if logprobs is None else tuple(logprobs[: len(token_ids)]),
+        prompt_ids,
+        len(prompt_ids),
+        len(token_ids),
+    )
+
+
+def _tail_length(stop: Iterable[str]) -> int:
+    """Return how many of the last tokens to decode to find any stop string that ends in them."""
+    return max(len(mark.encode()) for mark in stop) + _SPARE_TAIL_TOKENS
+
+
+def end_token_ids(model: Any, chat: ChatTemplate) -> frozenset[int]:
+    """Return the tokens that end a turn, by the model's generation config, its tokenizer and its chat template."""
+    configured = model.generation_config.eos_token_id
+    end_ids = configured if isinstance(configured, list) else [configured]
+    return frozenset((*end_ids, chat.tokenizer.eos_token_id, chat.end_of_turn)) - {None}
+
+
+def _inner_model(model: Any) -> Any:
+    """Return the model of transformers under a PEFT wrapper; its layers hold the adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def load_model(
@@ -300,7 +445,8 @@ def load_model(
 
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16 or float16")
-    if device == "cpu" or (device is None and not torch.cuda.is_available()):
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cpu":
         require_memory(
             path_or_name,
             dtype,
@@ -314,7 +460,7 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(
             path_or_name, revision=revision, trust_remote_code=trust, dtype=dtype or "auto", use_safetensors=True
         )
-        model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+        model = model.to(device).eval()
     torch.set_num_threads(choose_threads(model))
     if not is_small(model):
         log.info(
@@ -322,7 +468,6 @@ def load_model(
             parameters=f"{model.num_parameters() / 1e6:,.0f} M",
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(model.device),
-            **({"threads": torch.get_num_threads()} if model.device.type == "cpu" else {}),
             seconds=round(time.monotonic() - began, 1),
         )
     return model

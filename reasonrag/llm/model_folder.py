@@ -1,11 +1,13 @@
-"""A model's folder: a checksum of the files that a loader reads, the base model of an adapter, finite weights."""
+"""A model's folder and what it takes of this machine: checksum, base model, finite weights, memory, CPU threads."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from contextlib import suppress
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from reasonrag.core.config import POLICY_CARD
 from reasonrag.core.errors import ConfigError, DataError
@@ -19,6 +21,9 @@ _READ = (
 )
 _NOT_READ = frozenset(("training.json", "trainer_state.json"))
 _PART = 2**20
+_LARGE = 100_000_000  # bytes of a model that takes long enough to load that a line is worth it
+_SMALL = 20_000_000  # parameters of a model whose matrices are too small to be split
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def public_name(path_or_name: str) -> str:
@@ -48,9 +53,10 @@ def local_folder(name: str, revision: str | None = None) -> Path | None:
         return folder
     from huggingface_hub import try_to_load_from_cache
 
-    with suppress(ValueError):  # no id of the Hub
+    with suppress(ValueError):  # not a valid Hub id
         for file in ("config.json", "adapter_config.json"):
-            if isinstance(cached := try_to_load_from_cache(name, file, revision=revision), str):
+            cached = try_to_load_from_cache(name, file, revision=revision)
+            if isinstance(cached, str):
                 return Path(cached).parent
     return None
 
@@ -65,10 +71,10 @@ def model_checksum(folder: Path) -> str:
 
     The checksum of an adapter includes its base model, if that is a folder.
     """
-    files: set[Path] = set()
+    files = set(model_files(folder))
     base = adapter_base(folder)
-    for model_folder in (folder, Path(base)) if base and Path(base).is_dir() else (folder,):
-        files.update(model_files(model_folder))
+    if base and Path(base).is_dir():
+        files.update(model_files(Path(base)))
     digest = hashlib.sha256()
     for path in sorted(files):
         size = path.stat().st_size
@@ -126,10 +132,10 @@ def check_tensors(file: Path) -> int:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="pt") as held:
-            names = held.keys()
+        with safe_open(file, framework="pt") as tensors:
+            names = tensors.keys()
             for name in names:
-                if not _is_finite(held.get_tensor(name)):
+                if not _is_finite(tensors.get_tensor(name)):
                     raise DataError(f"{file.name}: {name} holds NaN or infinities")
     except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: it was removed meanwhile
         raise DataError(f"{file.name} is no safetensors file, or damaged", quoting=error) from error
@@ -144,3 +150,113 @@ def _is_finite(tensor: Any) -> bool:
         return True
     comparable = tensor.float() if tensor.element_size() == 1 else tensor  # torch compares no floats of 8 bits
     return bool(torch.isfinite(torch.stack(torch.aminmax(comparable.detach()))).all())
+
+
+class Weights(NamedTuple):
+    """The sizes of a model's weights in its files."""
+
+    parameters: int
+    bytes: int
+
+    def bytes_as(self, dtype: str | None) -> int:
+        """Return the bytes in memory as `float32`, `bfloat16`, ...; as in the files if None."""
+        if dtype is None:
+            return self.bytes
+        return self.parameters * (4 if dtype == "float32" else 8 if dtype == "float64" else 2)
+
+
+def weights_of(path_or_name: str, revision: str | None = None) -> Weights | None:
+    """Return the sizes of a folder's weights, or of a cached Hub model's; None if they are not known.
+
+    Only the headers of the safetensors files are read.
+    """
+    folder = local_folder(path_or_name, revision)
+    parameters = size = 0
+    for file in folder.glob("*.safetensors") if folder else ():
+        try:
+            with file.open("rb") as opened:
+                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+            header.pop("__metadata__", None)
+            for tensor in header.values():
+                begin, end = tensor["data_offsets"]
+                parameters += prod(tensor["shape"])
+                size += end - begin
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
+            return None  # loading the model reports the problem
+    return Weights(parameters, size) if size else None
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process can still take, of the machine and of its container; None if unknown."""
+    try:
+        import psutil
+    except ImportError:
+        return None
+    free = int(psutil.virtual_memory().available)
+    with suppress(OSError, ValueError):  # "max", or no such file: no limit
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        # The container gives cached files back when it needs their memory.
+        free = min(free, limit - used + int(statistics["inactive_file"]))
+    return max(free, 0)
+
+
+def require_memory(
+    path_or_name: str,
+    dtype: str | None,
+    *,
+    copies: int = 1,
+    revision: str | None = None,
+    doing: str,
+    remedy: str,
+    instead: tuple[str | None, int, str],
+) -> None:
+    """Raise if the weights alone do not fit into memory, `copies` times: the system kills such a process silently.
+
+    `instead` are another dtype and number of copies, and the flags that choose them: named first if they fit.
+
+    Raises:
+        ConfigError: the model does not fit; names the memory that it needs, the free memory and the `remedy`.
+    """
+    weights, free = weights_of(path_or_name, revision), free_memory()
+    if weights is None or free is None or copies * weights.bytes_as(dtype) <= free:
+        return
+    other_dtype, fewer, flags = instead
+    fits = fewer * weights.bytes_as(other_dtype) <= free
+    raise ConfigError(
+        f"{path_or_name}: {doing} takes at least {gigabytes(copies * weights.bytes_as(dtype))} of memory "
+        f"({weights.parameters / 1e9:,.2f} billion parameters, {dtype or 'as in the files'}), and "
+        f"{gigabytes(free)} are free; {f'take {flags}, ' if fits else 'take '}{remedy}",
+        add=flags if fits else "",
+    )
+
+
+def gigabytes(size: float) -> str:
+    """Return a number of bytes for people.
+
+    >>> gigabytes(536_000_000), gigabytes(15.2e9)
+    ('.54 GB', '15 GB')
+    """
+    return f"{size / 1e9:.2g}".removeprefix("0") + " GB" if size < 1e11 else f"{size / 1e9:,.0f} GB"
+
+
+def size_if_large(path_or_name: str, revision: str | None = None) -> str:
+    """Return the size of a model that takes long to load; "" for a small one, or if the size is unknown."""
+    weights = weights_of(path_or_name, revision)
+    return gigabytes(weights.bytes) if weights is not None and weights.bytes > _LARGE else ""
+
+
+def is_small(model: Any) -> bool:
+    """Return whether a model has too few parameters for a second thread to pay."""
+    return bool(sum(weights.numel() for weights in model.parameters()) < _SMALL)
+
+
+def choose_threads(model: Any) -> int:
+    """Return how many threads torch should use for a model: one for a small model on a CPU, else its own choice."""
+    import torch
+
+    # Threads of a product wait for the slowest, and spin meanwhile: of small matrices that takes longer than the rest.
+    if next(model.parameters()).device.type == "cpu" and is_small(model):
+        return 1
+    return int(torch.get_num_threads())

@@ -27,8 +27,7 @@ from reasonrag.formats import Format, PromptSet, check_prompts, open_format, ope
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.chat_template import check_chat_template
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.llm.machine import size_if_large
-from reasonrag.llm.model_folder import adapter_base
+from reasonrag.llm.model_folder import adapter_base, size_if_large
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.open import open_index
 from reasonrag.rollout import Engine, FirstSteps, callable_in_notebooks

@@ -22,8 +22,7 @@ from reasonrag.llm.chat_template import (
     loading,
     template_identity,
 )
-from reasonrag.llm.machine import require_memory
-from reasonrag.llm.model_folder import adapter_base, model_identity, public_name
+from reasonrag.llm.model_folder import adapter_base, model_identity, public_name, require_memory
 from reasonrag.training.settings import LoraSettings, TrainSettings
 
 MODEL_INIT = "model_init_kwargs"  # of settings.trainer: more arguments of `from_pretrained`

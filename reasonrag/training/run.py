@@ -28,8 +28,7 @@ from reasonrag.core.plots import Line, Panel
 from reasonrag.core.settings import COMMIT, nearest
 from reasonrag.core.text import quoted
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.machine import choose_threads, free_memory, gigabytes, is_small, size_if_large
-from reasonrag.llm.model_folder import model_commit
+from reasonrag.llm.model_folder import choose_threads, free_memory, gigabytes, is_small, model_commit, size_if_large
 from reasonrag.storage.files import RUNS, save_charts, short_hash, write_json
 from reasonrag.storage.folder import first_usable, versions
 from reasonrag.training import folder as folders

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import torch
@@ -26,29 +25,6 @@ def ask_together(llm: TransformersLLM, requests: list[tuple[Prompt, Sampling]]) 
         return await asyncio.gather(*(llm.complete(prompt, sampling) for prompt, sampling in requests))
 
     return asyncio.run(run())
-
-
-class Pause:
-    """Holds a model at one of its next forward passes: the thread that runs it waits there for the test."""
-
-    def __init__(self, model: Any, passes: int = 5) -> None:
-        self._left = passes
-        self._reached, self._goes_on = threading.Event(), threading.Event()
-        self._hook = model.register_forward_pre_hook(self._wait)
-
-    def _wait(self, module: Any, args: Any) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._reached.set()
-            assert self._goes_on.wait(60)
-
-    async def reached(self) -> None:
-        """Return once the model waits."""
-        assert await asyncio.to_thread(self._reached.wait, 60)
-
-    def go_on(self) -> None:
-        self._hook.remove()
-        self._goes_on.set()
 
 
 def forward(model: Any, completion: Completion, temperature: float = 1.0) -> torch.Tensor:

@@ -6,7 +6,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import CHAT_TEMPLATES
 from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.row_sampling import end_token_ids
+from reasonrag.llm.local import end_token_ids
 from tests.llm.tiny import save_base_model, save_tiny_model
 
 PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who?")), turn=(Span("<query>"),))

@@ -13,8 +13,7 @@ import torch
 from reasonrag.core.errors import ConfigError, LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.local import TransformersLLM
-from reasonrag.llm.row_sampling import _nucleus, words_at
+from reasonrag.llm.local import TransformersLLM, nucleus, words_at
 from tests.llm.asking import OTHERS, PROMPT, SAMPLING, ask, ask_together, assert_logprobs_are_real, forward
 
 
@@ -89,8 +88,9 @@ def test_greedy_is_what_generate_writes(tiny_llm):
     (completion,) = ask(tiny_llm, sampling=Sampling(temperature=0.0, max_tokens=24, seed=5))
     ids = torch.tensor([completion.prompt_token_ids])
     with torch.no_grad():
+        law = {"do_sample": False, "repetition_penalty": 1.0, "max_new_tokens": 24}
         expected = tiny_llm.model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24, eos_token_id=1, pad_token_id=0
+            ids, attention_mask=torch.ones_like(ids), eos_token_id=1, pad_token_id=0, **law
         )
     assert completion.token_ids == tuple(expected[0, ids.shape[1] :].tolist())
 
@@ -113,11 +113,11 @@ def test_top_p_keeps_the_smallest_nucleus(tiny_llm):
 
 def test_a_nucleus_of_many_words_is_found_and_of_equally_likely_ones_the_first():
     probabilities = torch.softmax(torch.linspace(0, 1, 5000).flip(0), 0)[None]
-    kept = _nucleus(probabilities, torch.tensor([[0.9]]))[0]
+    kept = nucleus(probabilities, torch.tensor([[0.9]]))[0]
     count = int((probabilities.cumsum(1) < 0.9).sum()) + 1
     assert torch.equal(kept[:count], probabilities[0, :count]) and not kept[count:].any()
     even = torch.full((1, 8), 0.125)
-    assert _nucleus(even, torch.tensor([[0.4]]))[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3]
+    assert nucleus(even, torch.tensor([[0.4]]))[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_a_draw_hits_the_word_at_which_the_probabilities_exceed_it():
@@ -137,6 +137,50 @@ def test_rows_of_one_batch_keep_their_own_settings(tiny_llm):
     assert a.token_ids == ask(tiny_llm, sampling=greedy)[0].token_ids
     assert (len(b.token_ids), b.finish_reason) == (3, FinishReason.LENGTH)
     assert len(c.token_ids) == 24
+
+
+def small_model(kind: str):
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    own = {
+        "llama": {},
+        "gemma3_text": {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16},
+        "lfm2": {"layer_types": ["conv", "full_attention"]},
+    }[kind]
+    sizes = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.3}
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**sizes, **heads, **own, bos_token_id=None, eos_token_id=1, pad_token_id=0)
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "lfm2"])
+def test_rows_of_one_prompt_share_it_and_leave_the_batch_when_they_are_done(kind, tiny_llm):
+    model, llm = small_model(kind), TransformersLLM.borrowing(tiny_llm.chat, name="policy", batch_size=8)
+    shapes: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(
+        lambda module, _, inputs: shapes.append(inputs["input_ids"].shape), with_kwargs=True
+    )
+    requests = [(OTHERS[i % 2], Sampling(temperature=i % 3 / 2, max_tokens=3 + 5 * i, seed=i)) for i in range(6)]
+    with llm.lent(model):
+        together = ask_together(llm, requests)
+        assert shapes[0][0] == 2 and shapes[1][0] == 6 and shapes[-1][0] == 1
+        for (completion,), request in zip(together, requests, strict=True):
+            (alone,) = ask(llm, *request)
+            assert completion.token_ids == alone.token_ids
+            assert completion.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    asyncio.run(llm.aclose())
+
+
+def test_a_model_whose_state_is_no_cache_of_keys_and_values_is_refused(tiny_llm):
+    from transformers import MambaConfig, MambaForCausalLM
+
+    llm = TransformersLLM.borrowing(tiny_llm.chat, name="policy")
+    model = MambaForCausalLM(MambaConfig(vocab_size=400, hidden_size=8, num_hidden_layers=1, state_size=2))
+    with pytest.raises(ConfigError, match="policy is a MambaForCausalLM"), llm.lent(model):
+        pass
+    asyncio.run(llm.aclose())
 
 
 def mark_across_tokens(llm: TransformersLLM, completion: Completion) -> str:

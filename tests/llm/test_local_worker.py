@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from reasonrag.core.errors import LLMError
-from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
-from tests.llm.asking import OTHERS, PROMPT, SAMPLING, Pause, ask, ask_together, assert_logprobs_are_real
+from tests.llm.asking import PROMPT, SAMPLING, ask, ask_together
 
 
 def test_many_waiting_requests_are_run_in_full_batches(tiny_model):
@@ -25,22 +24,6 @@ def test_many_waiting_requests_are_run_in_full_batches(tiny_model):
     ask_together(llm, [(PROMPT, Sampling(max_tokens=1, seed=i)) for i in range(32)])
     asyncio.run(llm.aclose())
     assert len(widths) <= 12
-
-
-def test_a_batch_that_does_not_fit_is_halved_until_it_does(tiny_model):
-    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
-
-    def full(module, args, kwargs):
-        if len(kwargs["input_ids"]) > 2:
-            raise torch.OutOfMemoryError("no room")
-
-    hook = llm.model.register_forward_pre_hook(full, with_kwargs=True)
-    crowded = ask(llm, sampling=Sampling(n=8, max_tokens=8, seed=3))
-    hook.remove()
-    assert [c.token_ids for c in crowded] == [
-        c.token_ids for c in ask(llm, sampling=Sampling(n=8, max_tokens=8, seed=3))
-    ]
-    asyncio.run(llm.aclose())
 
 
 @pytest.mark.parametrize(
@@ -101,37 +84,6 @@ def test_closing_ends_what_is_running_and_fails_what_waits(tiny_model):
     assert isinstance(results[-1], LLMError)
     assert threading.active_count() < threads + 1
     assert llm.model is None
-
-
-def test_a_request_joins_a_batch_that_runs(tiny_llm):
-    ended: list[str] = []
-
-    async def complete(name: str, prompt: Prompt, sampling: Sampling) -> Completion:
-        (completion,) = await tiny_llm.complete(prompt, sampling)
-        ended.append(name)
-        return completion
-
-    async def run():
-        pause = Pause(tiny_llm.model)
-        long = asyncio.create_task(complete("long", OTHERS[3], Sampling(max_tokens=150, seed=2)))
-        await pause.reached()
-        short = [
-            asyncio.create_task(complete("short", *asked)) for asked in ((PROMPT, SAMPLING), (OTHERS[6], SAMPLING))
-        ]
-        await asyncio.sleep(0)
-        pause.go_on()
-        return await asyncio.gather(long, *short)
-
-    together = asyncio.run(run())
-    assert ended == ["short", "short", "long"]
-    for completion, (prompt, sampling) in zip(
-        together,
-        [(OTHERS[3], Sampling(max_tokens=150, seed=2)), (PROMPT, SAMPLING), (OTHERS[6], SAMPLING)],
-        strict=True,
-    ):
-        (alone,) = ask(tiny_llm, prompt, sampling)
-        assert completion.token_ids == alone.token_ids
-        assert_logprobs_are_real(tiny_llm.model, completion)
 
 
 JUMPING_CLOCK = """
