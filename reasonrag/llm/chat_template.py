@@ -25,9 +25,9 @@ from reasonrag.core.types import Message, Prompt, Span
 
 _SHIPPED = Path(__file__).parent / "templates"
 _PROBE = "reasonrag"
-_TEMPLATE_S, _TEMPLATE_MIB = 2, 512  # real templates take milliseconds
+# A template gets so much for a short chat; real ones take milliseconds.
+_TEMPLATE_S, _TEMPLATE_MIB, _TEMPLATE_CHARS = 2, 512, 1 << 19
 _CHILD_S = 120
-_SHOWS_NONE = 2
 _QUESTION = Message("user", "?")
 _TRIED = (
     (_QUESTION, Message("assistant", "?"), _QUESTION),
@@ -42,7 +42,12 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any) -> None:
         """Wrap a loaded tokenizer; raise ConfigError if it has no chat template."""
         if not tokenizer.chat_template:
-            raise _no_template("the model's tokenizer", str(tokenizer.get_vocab().keys()))
+            flag = f"--chat-template {_fitting(tokenizer) or 'FILE'}"
+            raise ConfigError(
+                "the model's tokenizer has no chat template, as base models have none, so a chat cannot be shown to "
+                f"it; add {flag}, whose end of a turn has to be in its vocabulary, or use an instruction-tuned model",
+                add=flag,
+            )
         self.tokenizer = tokenizer
 
     @classmethod
@@ -76,57 +81,49 @@ class ChatTemplate:
         if template is not None:
             tokenizer.chat_template = _read_template(template)
         chat = cls(tokenizer)
-        chat._check_cost(path_or_name if template is None else template)
-        if template is not None:
-            chat._check_end_of_turn(template)
+        chat._check(path_or_name if template is None else template)
+        end = one_line(chat._behind_a_turn())
+        if template is not None and end and chat._special(end) is None:
+            fitting = _fitting(tokenizer)
+            advice = f"--chat-template {fitting} fits it" if fitting else "write a FILE that ends turns with its EOS"
+            raise ConfigError(
+                f"chat template {template} ends a turn with {excerpt(end, 40)!r}, which is no special token of the "
+                f"model's vocabulary, so a policy could not learn to stop there; {advice}"
+            )
         return chat
 
-    def _check_cost(self, named: str) -> None:
-        """Raise if the template shows no chat, or takes more time or memory than a short one is worth: a child tries.
+    def _check(self, named: str) -> None:
+        """Raise if the template shows no chat, or takes more time or memory than a short one is worth.
 
-        Jinja's sandbox, which transformers has it rendered in, keeps a template from the machine, but limits neither.
+        Jinja's sandbox keeps a template from the machine, but limits neither, so a child process tries it first.
         """
         child = os.fork()
         if not child:
             try:
-                os._exit(self._try_template())
-            finally:
+                _limit_process()
+                os._exit(self._longest_chat() > _TEMPLATE_CHARS)
+            finally:  # also if memory has run out
                 os._exit(1)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status == _SHOWS_NONE:
-            try:
-                self._chat(Prompt(_TRIED[0]))
-            except Exception as error:
-                raise ConfigError(f"the chat template of {named} cannot show a chat", quoting=error) from error
-        elif status:
+        if os.waitpid(child, 0)[1]:
             raise ConfigError(
                 f"the chat template of {named} takes more than {_TEMPLATE_S} s or {_TEMPLATE_MIB} MiB to show a chat "
                 "of a few words; it is damaged or hostile: take another one (--chat-template)"
             )
+        try:
+            self._chat(Prompt((_QUESTION,)))
+        except Exception as error:  # templates may raise anything
+            raise ConfigError(f"the chat template of {named} cannot show a chat", quoting=error) from error
 
-    def _try_template(self) -> int:
-        """Render chats under limits of this process; return 1 if one of them takes more, `_SHOWS_NONE` if all fail."""
-        import resource
-
-        signal.alarm(_CHILD_S)  # for a child that waits: another thread may have held a lock when it was forked
-        limits = {resource.RLIMIT_CPU: _TEMPLATE_S, resource.RLIMIT_CORE: 0}
-        with contextlib.suppress(OSError):  # what this process has already counts
-            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-            limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + (_TEMPLATE_MIB << 20)
-        for limit, most in limits.items():
-            hard = resource.getrlimit(limit)[1]
-            resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-        status = _SHOWS_NONE
+    def _longest_chat(self) -> int:
+        longest = 0
         for messages in _TRIED:
             try:
-                if len(self._chat(Prompt(messages))) > _TEMPLATE_MIB << 10:
-                    return 1
-                status = 0
+                longest = max(longest, len(self._chat(Prompt(messages))))
             except MemoryError:
-                return 1
-            except Exception:  # templates may raise anything, for example about a chat with functions
+                raise
+            except Exception:  # templates may refuse a chat, for example one with functions
                 continue
-        return status
+        return longest
 
     @cached_property
     def end_of_turn(self) -> int:
@@ -137,13 +134,17 @@ class ChatTemplate:
         Raises:
             ConfigError: the template writes none and the tokenizer has no EOS token.
         """
-        added = self.tokenizer.added_tokens_decoder
-        for token in self.encode(self._behind_a_turn()):
-            if token in added and added[token].special:
-                return token
-        if self.tokenizer.eos_token_id is None:
+        token = self._special(self._behind_a_turn())
+        if token is None:
+            token = self.tokenizer.eos_token_id
+        if token is None:
             raise ConfigError("the model's tokenizer has no EOS token, and its chat template writes no end of a turn")
-        return int(self.tokenizer.eos_token_id)
+        return int(token)
+
+    def _special(self, text: str) -> int | None:
+        """Return the first special token in a text, or None."""
+        added = self.tokenizer.added_tokens_decoder
+        return next((token for token in self.encode(text) if token in added and added[token].special), None)
 
     def _behind_a_turn(self) -> str:
         """Return the text that the template writes after an assistant's words; "" if it cannot show such a chat."""
@@ -152,19 +153,6 @@ class ChatTemplate:
             return str(self.tokenizer.apply_chat_template(chat, tokenize=False)).partition(_PROBE)[2]
         except Exception:  # templates may raise anything, for example about a chat without a system prompt
             return ""
-
-    def _check_end_of_turn(self, template: str) -> None:
-        """Raise if the template's end of a turn is not one special token: a policy could not learn to stop there."""
-        try:
-            self._chat(Prompt((Message("system", "?"), Message("user", "?"))))
-        except Exception as error:  # templates may raise anything
-            raise ConfigError(
-                f"chat template {template} cannot show a chat with a system message", quoting=error
-            ) from error
-        end = one_line(self._behind_a_turn())
-        added = self.tokenizer.added_tokens_decoder
-        if end and not any(token in added and added[token].special for token in self.encode(end)):
-            raise _no_end(template, end, str(self.tokenizer.get_vocab().keys()))
 
     def text(self, prompt: Prompt) -> str:
         """Return the chat as the model reads it, ending with the open turn so far."""
@@ -261,28 +249,10 @@ class ChatTemplate:
 
 
 def check_chat_template(path_or_name: str, template: str | None = None) -> None:
-    """Raise if a model's folder does not exist or a chat cannot be shown to the model, without loading its tokenizer.
-
-    Of a Hub name nothing is known before its tokenizer is loaded.
-
-    Raises:
-        ConfigError: the folder does not exist; it has no chat template and `template` is None; or that
-            template does not exist.
-    """
+    """Raise ConfigError if a model's folder or a named template does not exist, without loading a tokenizer."""
     check_folder(path_or_name)
     if template is not None:
         _read_template(template)
-    folder = Path(path_or_name)
-    files = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
-    if not all(file.is_file() for file in files):
-        return
-    vocabulary, configured = (file.read_text(encoding="utf-8", errors="replace") for file in files)
-    if template is None:
-        own = any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
-        if not own and '"chat_template"' not in configured and '"auto_map"' not in configured:
-            raise _no_template(path_or_name, vocabulary)
-    elif (end := CHAT_TEMPLATES.get(template)) and end not in vocabulary:
-        raise _no_end(template, end, vocabulary)
 
 
 def template_identity(template: str | None) -> str:
@@ -303,29 +273,25 @@ def _read_template(template: str) -> str:
         ) from error
 
 
-def _fitting(vocabulary: str) -> list[str]:
-    """Return the shipped templates whose end of a turn is in the text of a vocabulary."""
-    return [name for name, end in CHAT_TEMPLATES.items() if end in vocabulary]
+def _fitting(tokenizer: Any) -> str | None:
+    """Return the first shipped template whose end of a turn is in a tokenizer's vocabulary, or None."""
+    vocabulary = tokenizer.get_vocab()
+    return next((name for name, end in CHAT_TEMPLATES.items() if end in vocabulary), None)
 
 
-def _no_template(model: str, vocabulary: str) -> ConfigError:
-    fitting = _fitting(vocabulary)
-    known = f"whose {CHAT_TEMPLATES[fitting[0]]} is in its vocabulary" if fitting else "or one of a FILE"
-    flag = f"--chat-template {fitting[0] if fitting else 'FILE'}"
-    return ConfigError(
-        f"{model} has no chat template, as base models have none, so a chat cannot be shown to it; add {flag}, "
-        f"{known}, or use an instruction-tuned model",
-        add=flag,
-    )
+def _limit_process() -> None:
+    """Bound the CPU time and memory of this process, which tries a template."""
+    import resource
 
-
-def _no_end(template: str, end: str, vocabulary: str) -> ConfigError:
-    fitting = _fitting(vocabulary)
-    advice = f"--chat-template {fitting[0]} fits it" if fitting else "write a FILE that ends turns with its EOS"
-    return ConfigError(
-        f"chat template {template} ends a turn with {excerpt(end, 40)!r}, which is no special token of the model's "
-        f"vocabulary; {advice}"
-    )
+    signal.alarm(_CHILD_S)  # for a child that waits: another thread may have held a lock when it was forked
+    limits = {resource.RLIMIT_CPU: _TEMPLATE_S, resource.RLIMIT_CORE: 0}
+    with contextlib.suppress(OSError):  # not on Linux
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        # The address space that this process has already counts.
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + (_TEMPLATE_MIB << 20)
+    for limit, most in limits.items():
+        hard = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def chat_with_tools(messages: Sequence[Message], *, as_sent: bool = False) -> dict[str, Any]:

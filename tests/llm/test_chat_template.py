@@ -74,7 +74,7 @@ def refusal(folder, template=None):
 def test_a_model_without_a_template_is_refused_with_the_one_that_fits(base, tmp_path):
     error = refusal(base)
     assert error.add == "--chat-template gemma"
-    assert "no chat template" in str(error) and "<end_of_turn> is in its vocabulary" in str(error)
+    assert "no chat template" in str(error)
     unknown = refusal(save_base_model(tmp_path, words=()))
     assert unknown.add == "--chat-template FILE"
 
