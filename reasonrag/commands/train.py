@@ -25,7 +25,6 @@ from reasonrag.core.text import duration, printable
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
     from reasonrag.core.settings import Tree
-    from reasonrag.online_rl.reference_plans import Made
     from reasonrag.online_rl.settings import PlanSettings, RLSettings
     from reasonrag.pipeline.work import Progress
     from reasonrag.training.run import TrainingRun
@@ -161,7 +160,7 @@ def rl() -> None:
     settings("RLSettings", "split", "exclude", "world_seed", "retrieval.kind", "retrieval.top_k", "chat_template"),
     settings("RLSettings", "format.prompts", "format.max_steps", "format.max_searches", "plans"),
     settings("RLSettings", "algorithm", "loss_type", "beta", "credit", "sampling.dynamic", "guards"),
-    settings("RLSettings", "reward.prm.model", "rollout.ahead", "save_steps", "report_to", "merge"),
+    settings("RLSettings", "reward.prm.model", "save_steps", "report_to", "merge"),
 )
 @configuration("RLSettings")
 @OUT
@@ -234,7 +233,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.core.table import Table
     from reasonrag.formats import PromptSet
     from reasonrag.llm.journaled import JournaledLLM
-    from reasonrag.online_rl.reference_plans import NO_CORRECT, NO_SEARCH, make_plans, save_plans
+    from reasonrag.online_rl.reference_plans import make_plans, save_plans
     from reasonrag.pipeline.parts import as_served, check, judge_service, open_engine, open_parts
     from reasonrag.pipeline.work import Progress
     from reasonrag.retrieval.base import BatchedRetriever
@@ -251,7 +250,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     journal_path = out.with_name(f"{out.name}.journal.sqlite")
     progress = Progress(len(parts.questions), "questions", label="reference plans")
 
-    async def make(journal: Journal) -> Made:
+    async def make(journal: Journal) -> list[dict[str, Any]]:
         policy = JournaledLLM(parts.policy, journal, kind="policy")
         assert parts.judge is not None  # value.kind is judge
         judge = JournaledLLM(parts.judge, journal, kind="judge")
@@ -266,30 +265,29 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
                     parts.questions,
                     engine,
                     judge_service(judge, config.judge, PromptSet.find(config.format.prompts)),
+                    progress,
                     settings=planning,
                     seed=config.seed,
-                    counts=progress,
-                    concurrency=config.policy.concurrency or 64,
                     max_failed=config.run.max_failed,
+                    stall_s=config.stall_s,
                 )
 
     with lock(out.with_name(f".{out.name}.lock")), contextlib.closing(Journal(journal_path)) as journal:
         try:
-            made = event_loop.run(make(journal))
-            save_plans(out, made.rows)
+            save_plans(out, event_loop.run(make(journal)))
         except Interrupted:
             return stop.print_resume_hint()
-    total = len(parts.questions)
-    table_console().print(Table("rl plan", ("", ""), list(_summary_rows(made, total, progress))).terminal())
+    table_console().print(Table("rl plan", ("", ""), list(_summary_rows(progress))).terminal())
     print(f"plans: {out}")
-    causes = {cause: count for cause, count in made.without.items() if cause not in (NO_CORRECT, NO_SEARCH)}
-    return stop.print_missing(causes, made.untried, most=config.run.max_failed * total)
+    untried = progress.total - progress.done - progress.failed
+    return stop.print_missing(progress.causes, untried, most=config.run.max_failed * progress.total)
 
 
-def _summary_rows(made: Made, questions: int, progress: Progress) -> Iterator[tuple[str, str]]:
-    yield "plans", f"{len(made.rows)} of {questions} questions"
-    for cause, count in sorted(made.without.items()):
-        yield f"  without: {cause}", str(count)
+def _summary_rows(progress: Progress) -> Iterator[tuple[str, str]]:
+    yield "plans", f"{progress.written['plans']} of {progress.total} questions"
+    for cause, count in sorted((progress.written + progress.causes).items()):
+        if cause != "plans":
+            yield f"  without: {cause}", str(count)
     yield "calls of this process", str(progress.usage.calls)
     yield "  tokens", str(progress.usage.tokens)
     if progress.usage.cost is not None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
@@ -32,11 +30,10 @@ from reasonrag.rollout import Engine, derive_seed, gather_all
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 # The cause of a missing score where dynamic sampling left a group with equal rewards out.
 FLAT = "flat"
-_CLOSE_S = 60.0
 
 
 class RolloutLoop:
@@ -44,18 +41,12 @@ class RolloutLoop:
 
     Args:
         stall_s: seconds without any progress after which rollouts count as stalled.
-        in_background: run the loop in a thread, so that the next batch is made while this one is trained on.
     """
 
-    def __init__(self, stall_s: float, *, in_background: bool = False) -> None:
+    def __init__(self, stall_s: float) -> None:
         self.parts = contextlib.AsyncExitStack()
         self.stall_s = stall_s
         self._runner = event_loop.runner()
-        self._thread: threading.Thread | None = None
-        if in_background:
-            run_forever = self._runner.get_loop().run_forever
-            self._thread = threading.Thread(target=run_forever, name="rollouts", daemon=True)
-            self._thread.start()
 
     def __enter__(self) -> Self:
         return self
@@ -63,40 +54,19 @@ class RolloutLoop:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @property
-    def in_background(self) -> bool:
-        return self._thread is not None
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin work in the background, and return its future result."""
-        return asyncio.run_coroutine_threadsafe(self._watched(work), self._runner.get_loop())
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return the result of work; raise Stalled if it makes no progress."""
-        return self.start(work).result() if self.in_background else self._runner.run(self._watched(work))
 
-    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function in the thread of the loop: SQLite's connections belong to the thread that opens them."""
+        async def watched() -> Result:
+            async with progressing(self.stall_s):
+                return await work
 
-        async def called() -> T:
-            return function(*args, **kwargs)
-
-        return self.run(called())
-
-    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
-        async with progressing(self.stall_s):
-            return await work
+        return self._runner.run(watched())
 
     def close(self) -> None:
-        """Close the parts, cancel unfinished work, and close the loop unless something blocks it."""
+        """Close the parts, and the loop with its unfinished work."""
         with contextlib.suppress(RuntimeError):
             self.run(self.parts.aclose())
-        if self._thread is not None:
-            loop = self._runner.get_loop()
-            loop.call_soon_threadsafe(loop.stop)
-            self._thread.join(_CLOSE_S)
-            if self._thread.is_alive():
-                return
         self._runner.close()
 
 
@@ -204,15 +174,17 @@ class Collector:
         if hasattr(self.engine.retriever, "at_step"):
             self.engine.retriever.at_step(step)
         batch = Batch(await self._groups(self.plan.questions_of(number), self.plan.slots, step, number))
-        if self.sampling.dynamic:
-            await self._replace_flat_groups(batch, number, step)
-        while await self._complete(batch, step) and self.sampling.dynamic:
-            await self._replace_flat_groups(batch, number, step)
+        is_settled = False
+        while not is_settled:  # rewards that arrive late can show further groups to be equal
+            if self.sampling.dynamic:
+                await self._replace_flat_groups(batch, number, step)
+            was_complete = await self._complete(batch, step)
+            is_settled = was_complete or not self.sampling.dynamic
         flat = [index for index, group in enumerate(batch.groups) if not has_variance(group.rewards)]
         batch.flat = len(flat)
         if flat and self.sampling.dynamic:
             _set_aside(batch, flat, step)
-        batch.unscored = dict(Counter(s.score.cause or "unknown" for s in batch.samples if s.score.value is None))
+        batch.unscored = dict(Counter(s.score.cause for s in batch.samples if s.score.value is None))
         batch.seconds = time.monotonic() - started
         return batch
 
@@ -239,45 +211,46 @@ class Collector:
 
     async def _group(self, question: Question, seed: int, step: int) -> Group:
         """Sample `G` trajectories of a question, and score them together."""
-        seeds = [derive_seed(seed, question.dataset, question.id, index) for index in range(self.plan.group_size)]
-        samples = []
-        attempts = await gather_all(roll_out(self.engine, question, attempt_seed) for attempt_seed in seeds)
-        for index, (trajectory, cause) in enumerate(attempts):
+
+        async def sample(index: int) -> Sample:
+            attempt_seed = derive_seed(seed, question.dataset, question.id, index)
+            trajectory, cause = await roll_out(self.engine, question, attempt_seed)
             rows = transcripts(trajectory, self.chat) if trajectory is not None else ()
             if rows:
-                samples.append(Sample(question, index, trajectory, tuple(map(self._ended, rows)), Score(None)))
-            else:  # the policy wrote nothing; TRL needs a row for each trajectory
-                empty = Transcript((self.end_id,), (self.end_id,), (0,), (0.0,), False)
-                samples.append(Sample(question, index, None, (empty,), Score(None, cause=cause or "empty")))
-        written = [sample for sample in samples if sample.trajectory is not None]
-        for sample, score in zip(written, await self._scores(written, step), strict=True):
-            samples[sample.index] = replace(sample, score=score)
-        return Group(question, tuple(samples))
+                return Sample(question, index, trajectory, tuple(map(self._ended, rows)), Score(None))
+            # The policy wrote nothing, or the backend refused; TRL needs a row for each trajectory.
+            empty = Transcript((self.end_id,), (self.end_id,), (0,), (0.0,), False)
+            return Sample(question, index, None, (empty,), Score(None, cause=cause or "empty"))
+
+        samples = await gather_all(map(sample, range(self.plan.group_size)))
+        return Group(question, tuple(await self._scored(samples, step)))
 
     def _ended(self, row: Transcript) -> Transcript:
         if self.max_tokens is not None and len(row.prompt_ids) + len(row.completion_ids) > self.max_tokens:
             row = replace(row, truncated=True)
         return row.ended(self.end_id)
 
-    async def _scores(self, samples: Sequence[Sample], step: int) -> list[Score]:
-        """Return one score per trajectory; a score whose value is missing, NaN or infinite has a cause."""
-        trajectories = [sample.trajectory for sample in samples if sample.trajectory is not None]
-        if not trajectories:
-            return []
-        scores = await self.reward.score(trajectories, step=step)
+    async def _scored(self, samples: Sequence[Sample], step: int) -> list[Sample]:
+        """Return the samples, in order, with scores for the trajectories that have none; a missing one has a cause."""
+        waiting = [sample for sample in samples if sample.awaits_reward]
+        trajectories = [sample.trajectory for sample in waiting if sample.trajectory is not None]
+        scores = await self.reward.score(trajectories, step=step) if trajectories else []
         if len(scores) != len(trajectories):
             raise RunError(
                 f"the reward gave {len(scores)} scores for {len(trajectories)} trajectories, so they cannot be "
                 "matched; its `score` has to return one score per trajectory, in their order"
             )
-        checked = []
-        for score in map(finite, scores):
-            unexplained = score.value is None and not score.cause
-            checked.append(replace(score, cause="unknown") if unexplained else score)
-        return checked
+        remaining, scored = iter(scores), []
+        for sample in samples:
+            if sample.awaits_reward:
+                score = finite(next(remaining))
+                is_unexplained = score.value is None and not score.cause
+                sample = replace(sample, score=replace(score, cause="unknown") if is_unexplained else score)
+            scored.append(sample)
+        return scored
 
     async def _complete(self, batch: Batch, step: int) -> bool:
-        """Score again if too many rewards are missing; return whether that was needed. RunError: they stay missing."""
+        """Score again while too many rewards are missing; return whether none were. RunError: they stay missing."""
         allowed = self.outage.max_unscored * len(batch.samples)
         failed = Counter(sample.score.cause for sample in batch.samples if sample.trajectory is None)
         if failed.total() > allowed:
@@ -287,27 +260,24 @@ class Collector:
                 "(retrieval.max_passage_chars, top_k) or turns, or use a model with a larger context"
             )
         for attempt in range(self.retries + 1):
-            missing = [sample for sample in batch.samples if sample.awaits_reward]
-            if len(missing) <= allowed:
-                return attempt > 0
-            causes = dict(Counter(sample.score.cause for sample in missing))
-            problem = f"{len(missing)} of {len(batch.samples)} rewards of step {step + 1} are missing ({causes})"
+            missing = Counter(sample.score.cause for sample in batch.samples if sample.awaits_reward)
+            if missing.total() <= allowed:
+                return attempt == 0
+            problem = f"{missing.total()} of {len(batch.samples)} rewards of step {step + 1} are missing "
+            problem += f"({dict(missing)})"
             log.warning(problem)
             if attempt < self.retries:
                 await asyncio.sleep(self.first_wait_s * 2**attempt)
-                await self._score_again(batch, missing, step)
+                batch.retried += missing.total()
+                # All at once: one call of the reward may serve several questions.
+                samples = iter(await self._scored(batch.samples, step))
+                for index, group in enumerate(batch.groups):
+                    batch.groups[index] = Group(group.question, tuple(next(samples) for _ in group.samples))
         raise RunError(
             f"{problem}, more than outage.max_unscored {self.outage.max_unscored:g} allows, after {self.retries} "
             "retries; the state before that step is kept: check the reward and its judge, and run the same "
             "command again to resume"
         )
-
-    async def _score_again(self, batch: Batch, samples: Sequence[Sample], step: int) -> None:
-        batch.retried += len(samples)
-        scores = iter(await self._scores(samples, step))
-        for index, group in enumerate(batch.groups):
-            scored = [replace(s, score=next(scores)) if s.awaits_reward else s for s in group.samples]
-            batch.groups[index] = Group(group.question, tuple(scored))
 
 
 def _set_aside(batch: Batch, flat: Sequence[int], step: int) -> None:
@@ -320,11 +290,11 @@ def _set_aside(batch: Batch, flat: Sequence[int], step: int) -> None:
         )
     log.warning("batch is short: groups with equal rewards remain", step=step + 1, groups=len(flat))
     for index in flat:
-        samples = []
-        for sample in batch.groups[index].samples:
-            score = sample.score if sample.score.value is None else Score(None, sample.score.parts, FLAT)
-            samples.append(replace(sample, score=score))
-        batch.groups[index] = Group(batch.groups[index].question, tuple(samples))
+        group, samples = batch.groups[index], []
+        for sample in group.samples:
+            cause = FLAT if sample.score.value is not None else sample.score.cause
+            samples.append(replace(sample, score=Score(None, sample.score.parts, cause)))
+        batch.groups[index] = Group(group.question, tuple(samples))
 
 
 async def roll_out(engine: Engine, question: Question, seed: int) -> tuple[Trajectory | None, str]:

@@ -1,4 +1,4 @@
-"""Checks and logs of online training: metrics of batches, validation, the best policy, guards against a collapse.
+"""Checks and logs of online training: metrics of batches, validation, the best policy, signs of a collapse.
 
 OUT/rollouts/step-000007.parquet    one row per trajectory, with the components of its reward
 """
@@ -6,13 +6,11 @@ OUT/rollouts/step-000007.parquet    one row per trajectory, with the components 
 from __future__ import annotations
 
 import copy
-import json
-from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 import structlog
 
@@ -22,66 +20,38 @@ from reasonrag.evaluation.metrics import Attempt, attempt_values
 from reasonrag.formats import Format
 from reasonrag.llm.base import Sampling
 from reasonrag.online_rl.collector import Batch, roll_out
-from reasonrag.online_rl.rows import Sample, has_variance
-from reasonrag.online_rl.settings import GuardSettings, RLSettings
+from reasonrag.online_rl.rows import Sample
+from reasonrag.online_rl.settings import GuardSettings
 from reasonrag.retrieval.base import Retriever
 from reasonrag.rewards.base import Reward, trajectory_text
 from reasonrag.rollout import Engine, derive_seed, gather_all
+from reasonrag.storage.files import short_hash
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.questions import questions_fingerprint
 from reasonrag.storage.tables import rollout_schema
 
 log = structlog.get_logger()
 
-STATE = "online_rl.json"
+Metrics = Mapping[str, float | None]
+
 ANSWER_METRICS = ("em", "f1", "acc", "retrievals", "steps", "forced")
-_REPEAT_EQUAL = 10  # batches between two warnings of equal rewards
+WINDOW = 10  # batches that are averaged before they are compared, so that one bad batch is tolerated
 
 
-@dataclass
-class Guards:
-    """Detect a collapse from the metrics of each batch, averaged over a window so that one bad batch is tolerated."""
+def collapse(history: Sequence[Mapping[str, Any]], settings: GuardSettings) -> str:
+    """Return why training has to stop, by the metrics that transformers has logged so far; "" if it has not to."""
+    form, length = _windows(history, "rollout/format_rate"), _windows(history, "rollout/tokens")
+    if form and settings.format_rate_drop and form[-1] < max(form) - settings.format_rate_drop:
+        return f"well-formed trajectories fell from {max(form):.2f} to {form[-1]:.2f}"
+    if length and settings.max_length_growth and length[-1] > settings.max_length_growth * length[0]:
+        return f"trajectories grew from {length[0]:.0f} to {length[-1]:.0f} tokens"
+    return ""
 
-    window: ClassVar = 10  # batches
 
-    settings: GuardSettings
-    seen: dict[str, deque[float]] = field(default_factory=dict)
-    best_format: float = 0.0
-    first_length: float | None = None
-
-    def update(self, metrics: dict[str, float]) -> str:
-        """Update with one batch's metrics; return the reason to stop training, or ""."""
-        format_rate = self._mean("format", metrics.get("rollout/format_rate"))
-        length = self._mean("length", metrics.get("rollout/tokens"))
-        settings = self.settings
-        if format_rate is not None:
-            self.best_format = max(self.best_format, format_rate)
-            if settings.format_rate_drop and format_rate < self.best_format - settings.format_rate_drop:
-                return f"well-formed trajectories fell from {self.best_format:.2f} to {format_rate:.2f}"
-        if length is not None:
-            self.first_length = self.first_length or length
-            if settings.max_length_growth and length > settings.max_length_growth * self.first_length:
-                return f"trajectories grew from {self.first_length:.0f} to {length:.0f} tokens"
-        return ""
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "seen": {name: list(values) for name, values in self.seen.items()},
-            "best_format": self.best_format,
-            "first_length": self.first_length,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.seen = {name: deque(values, self.window) for name, values in state["seen"].items()}
-        self.best_format, self.first_length = state["best_format"], state["first_length"]
-
-    def _mean(self, name: str, value: float | None) -> float | None:
-        """Return the mean over the last window; None while the window is not full."""
-        if value is None:
-            return None
-        values = self.seen.setdefault(name, deque(maxlen=self.window))
-        values.append(value)
-        return fmean(values) if len(values) == self.window else None
+def _windows(history: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return the means of a metric over each `WINDOW` batches in a row."""
+    values = [entry[name] for entry in history if name in entry]
+    return [fmean(values[end - WINDOW : end]) for end in range(WINDOW, len(values) + 1)]
 
 
 @dataclass
@@ -96,23 +66,44 @@ class Validation:
     best: float | None = None
     best_step: int | None = None
 
-    async def run(self, step: int, *, process: int = 0, processes: int = 1) -> list[dict[str, float]]:
+    @classmethod
+    def of(
+        cls,
+        questions: Sequence[Question],
+        engine: Engine,
+        reward: Reward,
+        *,
+        retriever: Retriever,
+        temperature: float,
+        metric: str,
+        seed: int,
+    ) -> Validation | None:
+        """Return the validation of an engine's policy, sampled as in evaluation; None without questions."""
+        held_out_engine = copy.copy(engine)
+        held_out_engine.retriever = retriever
+        held_out_engine.sampling = Sampling(temperature=temperature, max_tokens=engine.sampling.max_tokens)
+        return cls(questions, held_out_engine, reward, metric, seed) if questions else None
+
+    async def run(self, step: int, *, process: int = 0, processes: int = 1) -> list[Metrics]:
         """Return the metrics of each question of this process's share, with the reward if it is the metric.
 
         A question on which the policy's backend fails is left out, and a missing reward is left out of its metrics.
         """
-        share = self.questions[process::processes]
-        seeds = [derive_seed(self.seed, "validation", question.dataset, question.id) for question in share]
-        attempts = await gather_all(roll_out(self.engine, q, seed) for q, seed in zip(share, seeds, strict=True))
-        finished = [trajectory for trajectory, _ in attempts if trajectory is not None]
+
+        async def attempt(question: Question) -> Trajectory | None:
+            seed = derive_seed(self.seed, "validation", question.dataset, question.id)
+            trajectory, _ = await roll_out(self.engine, question, seed)
+            return trajectory
+
+        attempts = await gather_all(map(attempt, self.questions[process::processes]))
+        finished = [trajectory for trajectory in attempts if trajectory is not None]
         rows = [trajectory_metrics(trajectory, self.engine.format) for trajectory in finished]
         if self.metric == "reward" and finished:
             for row, score in zip(rows, await self.reward.score(finished, step=step), strict=True):
-                if score.value is not None:
-                    row["reward"] = score.value
-        return rows
+                row["reward"] = score.value
+        return list(rows)
 
-    def is_best(self, means: dict[str, float], step: int) -> bool:
+    def is_best(self, means: Mapping[str, float], step: int) -> bool:
         """Return whether these metrics are the best so far, and remember them if they are."""
         value = means.get(self.metric)
         if value is None or (self.best is not None and value <= self.best):
@@ -121,106 +112,93 @@ class Validation:
         return True
 
     def state(self) -> dict[str, Any]:
-        """Return the best so far, and the conditions under which a later value can be compared with it."""
-        return {
-            "best": self.best,
-            "best_step": self.best_step,
-            "metric": self.metric,
-            "questions": questions_fingerprint(self.questions),
-            "corpus": self.engine.retriever.fingerprint,
-            "temperature": self.engine.sampling.temperature,
-        }
+        """Return the best so far, and a hash of the conditions under which a later value can be compared with it."""
+        corpus, temperature = self.engine.retriever.fingerprint, self.engine.sampling.temperature
+        compared = short_hash([self.metric, questions_fingerprint(self.questions), corpus, temperature])
+        return {"best": self.best, "best_step": self.best_step, "compared": compared}
 
-    def restore(self, state: object) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from `state()`, without the best so far if the metric, the questions or the sampling changed."""
-        saved = state if isinstance(state, dict) else {}
-        own = self.state()
-        changed = [name for name in own if not name.startswith("best") and saved.get(name) != own[name]]
-        if not changed:
-            self.best, self.best_step = saved["best"], saved["best_step"]
-        elif state is not None:
+        if state.get("compared") == self.state()["compared"]:
+            self.best, self.best_step = state["best"], state["best_step"]
+        else:
             self.best = self.best_step = None
-            log.warning("validation has changed, so the search for the best policy restarts", changed=changed)
+            log.warning("validation has changed, so the search for the best policy restarts")
 
 
-def validation_engine(engine: Engine, *, temperature: float, retriever: Retriever | None = None) -> Engine:
-    """Return an engine with the same policy, sampling as in evaluation; the same retriever unless one is given."""
-    held_out_engine = copy.copy(engine)
-    held_out_engine.retriever = retriever or engine.retriever
-    held_out_engine.sampling = Sampling(temperature=temperature, top_p=1.0, max_tokens=engine.sampling.max_tokens)
-    return held_out_engine
+def mean_metrics(rows: Sequence[Metrics]) -> dict[str, float]:
+    """Return the mean of each metric over the rows that know it.
 
-
-@dataclass
-class Monitor:
-    """Guards, validation and reward of a training run, saved and restored together."""
-
-    guards: Guards
-    validation: Validation | None
-    reward: Reward
-    every: int  # steps between two validations
-    by_group: bool = True  # whether only rewards of a group are compared
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last batch
-    collapse: str = ""  # why the guards have stopped the run
-    equal: int = 0  # batches in a row in which no group had two different rewards
-
-    def equal_rewards(self, rewards: Sequence[float | None]) -> str:
-        """Return a warning if every group of the last batch has equal rewards, else "".
-
-        The first such batch is reported, and then each tenth one in a row.
-
-        Args:
-            rewards: those of the whole batch; None where one is missing.
-        """
-        flat = self.metrics.get("rollout/flat_groups") == 1.0 if self.by_group else not has_variance(rewards)
-        self.equal = self.equal + 1 if flat else 0
-        known = sorted({reward for reward in rewards if reward is not None})
-        if not known or self.equal % _REPEAT_EQUAL != 1:
-            return ""
-        values = f"all {known[0]:g}" if len(known) == 1 else f"from {known[0]:g} to {known[-1]:g}, alike in each group"
-        in_form = self.metrics.get("rollout/format_rate", 0.0)
-        lasting = "" if self.equal == 1 else f", {self.equal} steps in a row"
-        return (
-            f"the rewards of every group are equal ({values}; {in_form:.0%} in form){lasting}: there is nothing to "
-            "learn from these rollouts. Take questions that the policy solves at times, a larger --group-size or "
-            "another reward, or train it on demonstrations first (sft train --examples trajectories)"
-        )
-
-    def save(self, folder: Path) -> None:
-        state = {
-            "guards": self.guards.state(),
-            "reward": self.reward.state(),
-            "validation": None if self.validation is None else self.validation.state(),
-        }
-        (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
-
-    def restore(self, folder: Path) -> None:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        self.guards.restore(state["guards"])
-        self.reward.restore(state["reward"])
-        if self.validation is not None:
-            self.validation.restore(state.get("validation", {}))
-
-
-def open_monitor(
-    settings: RLSettings, held_out: Sequence[Question], engine: Engine, retriever: Retriever, reward: Reward
-) -> Monitor:
-    """Return the monitor of a training run; validation samples as the settings say, and searches with `retriever`."""
-    validation, chosen = None, settings.validation
-    if held_out:
-        tried = validation_engine(engine, temperature=chosen.temperature, retriever=retriever)
-        validation = Validation(held_out, tried, reward, chosen.metric, settings.seed)
-    return Monitor(Guards(settings.guards), validation, reward, chosen.steps, by_group=not settings.by_token)
-
-
-def mean_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the rows that have it.
-
-    >>> mean_metrics([{"em": 1.0, "reward": 0.5}, {"em": 0.0}])
+    >>> mean_metrics([{"em": 1.0, "reward": 0.5}, {"em": 0.0, "reward": None}])
     {'em': 0.5, 'reward': 0.5}
     """
-    names = sorted({name for row in rows for name in row})
-    return {name: fmean(row[name] for row in rows if name in row) for name in names}
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if value is not None:
+                values.setdefault(name, []).append(float(value))
+    return {name: fmean(values[name]) for name in sorted(values)}
+
+
+def batch_metrics(batch: Batch, format: Format) -> dict[str, float]:
+    """Return means over a batch, by name.
+
+    `rollout/reward` and `reward/PART` are means over the trajectories that have them, `rollout/...` over the
+    trajectories that did not fail; `unscored/CAUSE` counts the trajectories without a reward.
+    """
+    samples = batch.samples
+    metrics = mean_metrics([_sample_metrics(sample, format) for sample in samples])
+    metrics |= over_under([sample.score.parts for sample in samples])
+    for cause, count in sorted(batch.unscored.items()):
+        metrics[f"unscored/{cause}"] = float(count)
+    return metrics | {
+        "rollout/unscored": sum(sample.score.value is None for sample in samples) / len(samples),
+        "rollout/flat_groups": batch.flat / len(batch.groups),
+        "rollout/dropped_groups": float(batch.dropped),
+        "rollout/retried": float(batch.retried),
+        "rollout/seconds": batch.seconds,
+    }
+
+
+def _sample_metrics(sample: Sample, format: Format) -> Metrics:
+    metrics: dict[str, float | None] = {
+        "rollout/reward": sample.score.value,
+        "rollout/tokens": sample.policy_tokens,
+        "rollout/rows": len(sample.transcripts),
+        "rollout/truncated": sample.truncated,
+    }
+    for part, value in sample.score.parts.items():
+        metrics[f"reward/{part}"] = value
+    if sample.trajectory is not None:
+        for name, value in trajectory_metrics(sample.trajectory, format).items():
+            metrics[f"rollout/{name}"] = value
+    return metrics
+
+
+def trajectory_metrics(trajectory: Trajectory, format: Format) -> dict[str, float | None]:
+    """Return EM, F1, ACC, retrievals, steps, whether the answer was forced, and whether the form is right.
+
+    `search_share` is the share of searches among the steps as the format separates them (arXiv:2510.07794, Fig. 2b).
+    """
+    known, reading = attempt_values(Attempt(trajectory)), format.read(trajectory)
+    metrics: dict[str, float | None] = {name: float(known[name] or 0.0) for name in ANSWER_METRICS}
+    metrics["format_rate"] = float(reading.well_formed)
+    metrics["search_share"] = len(reading.queries) / max(1, len(reading.blocks))
+    return metrics
+
+
+def over_under(parts: Sequence[Metrics]) -> dict[str, float]:
+    """Return OSR and USR of the known steps (arXiv:2510.07794, eq. 2), from the parts of HiPRAG's scores.
+
+    Micro-averages: two trajectories with 1 of 1 and 0 of 3 needless searches give 1/4, not the mean of 1 and 0. A step
+    without a readable verdict counts in neither number, and a rate without any known step is left out.
+    """
+    rates = {}
+    for name, suboptimal, total in (("osr", "over", "searches_known"), ("usr", "under", "own_steps_known")):
+        known = sum(part.get(total) or 0.0 for part in parts)
+        if known:
+            rates[f"rollout/{name}"] = sum(part.get(suboptimal) or 0.0 for part in parts) / known
+    return rates
 
 
 def write_rollouts(
@@ -248,83 +226,22 @@ def write_rollouts(
     remaining = iter(row_advantages)
     for sample, advantage in zip(batch.samples, advantages, strict=True):
         of_rows = [next(remaining) for _ in sample.transcripts]
+        row = {"step": step + 1, "advantage": advantage, "row_advantages": of_rows} | _log_row(sample, format)
         # Secrets are redacted only here: the trainer needs the exact tokens that the policy sampled.
-        rows.append(redact_data(_log_row(sample, advantage, of_rows, step + 1, format), "a rollout"))
+        rows.append(redact_data(row, "a rollout"))
     folder.mkdir(parents=True, exist_ok=True)
     suffix = f"-{process}" if process else ""
     write_parquet(folder / f"step-{step + 1:06d}{suffix}.parquet", rows, rollout_schema())
 
 
-def batch_metrics(batch: Batch, format: Format) -> dict[str, float]:
-    """Return means over a batch, by name.
-
-    `rollout/reward` and `reward/PART` are means over the trajectories that have them, `rollout/...` over the
-    trajectories that did not fail; `unscored/CAUSE` counts the trajectories without a reward.
-    """
-    samples = batch.samples
-    values: dict[str, list[float]] = defaultdict(list)
-    for sample in samples:
-        for part, value in sample.score.parts.items():
-            if value is not None:
-                values[f"reward/{part}"].append(float(value))
-        if sample.trajectory is not None:
-            for name, value in trajectory_metrics(sample.trajectory, format).items():
-                values[f"rollout/{name}"].append(value)
-        if sample.score.value is not None:
-            values["rollout/reward"].append(sample.score.value)
-        values["rollout/tokens"].append(float(sample.policy_tokens))
-        values["rollout/rows"].append(float(len(sample.transcripts)))
-        values["rollout/truncated"].append(float(sample.truncated))
-    metrics = {name: fmean(values[name]) for name in sorted(values)}
-    metrics |= over_under([sample.score.parts for sample in samples])
-    metrics["rollout/unscored"] = (len(samples) - len(values["rollout/reward"])) / len(samples)
-    metrics |= {f"unscored/{cause}": float(count) for cause, count in sorted(batch.unscored.items())}
-    return metrics | {
-        "rollout/flat_groups": batch.flat / len(batch.groups),
-        "rollout/dropped_groups": float(batch.dropped),
-        "rollout/retried": float(batch.retried),
-        "rollout/seconds": batch.seconds,
-    }
-
-
-def trajectory_metrics(trajectory: Trajectory, format: Format) -> dict[str, float]:
-    """Return EM, F1, ACC, retrievals, steps, whether the answer was forced, and whether the form is right.
-
-    `search_share` is the share of searches among the steps as the format separates them (arXiv:2510.07794, Fig. 2b).
-    """
-    known = attempt_values(Attempt(trajectory))
-    metrics = {name: float(known[name] or 0.0) for name in ANSWER_METRICS}
-    reading = format.read(trajectory)
-    share = len(reading.queries) / max(1, len(reading.blocks))
-    return metrics | {"format_rate": float(reading.well_formed), "search_share": share}
-
-
-def over_under(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """Return OSR and USR of the known steps (arXiv:2510.07794, eq. 2), from the parts of HiPRAG's scores.
-
-    A step without a readable verdict counts in neither number, and a rate without any known step is left out.
-    """
-    rates = {}
-    for name, bad, total in (("osr", "over", "searches_known"), ("usr", "under", "own_steps_known")):
-        known = sum(part.get(total) or 0.0 for part in parts)
-        if known:
-            rates[f"rollout/{name}"] = sum(part.get(bad) or 0.0 for part in parts) / known
-    return rates
-
-
-def _log_row(
-    sample: Sample, advantage: float, row_advantages: list[float], step: int, format: Format
-) -> dict[str, Any]:
+def _log_row(sample: Sample, format: Format) -> dict[str, Any]:
     trajectory = sample.trajectory
     reading = format.read(trajectory) if trajectory else None
     return {
-        "step": step,
         "dataset": sample.question.dataset,
         "question_id": sample.question.id,
         "sample": sample.index,
         "reward": sample.score.value,
-        "advantage": advantage,
-        "row_advantages": row_advantages,
         "cause": sample.score.cause,
         "parts": sorted((name, value) for name, value in sample.score.parts.items()),
         "well_formed": reading.well_formed if reading else None,

@@ -38,6 +38,7 @@ class RolloutSettings(Section):
     cannot correct: it has to be off then.
     """
 
+    former = constants(ahead=False)
     former_execution = constants(served_model=None, concurrency=None)
 
     group_size: int = setting(
@@ -45,12 +46,6 @@ class RolloutSettings(Section):
     )
     questions_per_step: int = setting(16, "questions per batch of rollouts", "--questions-per-step", ge=1)
     minibatches: int = setting(1, "optimizer steps per batch of rollouts", ge=1)
-    ahead: bool = setting(
-        False,
-        "make the rollouts of the next batch while this one is trained on, with the weights before it; the importance "
-        "ratio corrects for their age, which is the metric rollout/age. Needs a server (--rollout-url)",
-        "--rollouts-ahead/--no-rollouts-ahead",
-    )
     temperature: float = setting(1.0, "sampling temperature of the rollouts", gt=0, le=5)
     top_p: float = setting(1.0, "nucleus sampling: probability mass that is kept", gt=0, le=1)
     max_tokens: int = setting(512, "maximum tokens of one completion", ge=1)
@@ -91,10 +86,9 @@ class PPOSettings(Section):
 class PlanSettings(Section):
     """Search-P1's reference plans, from K correct trajectories (sec. 3.2.1, Eq. 5)."""
 
+    former = constants(correct="em")
+
     candidates: int = setting(4, "trajectories per question: K of Search-P1, Eq. 5", "--candidates", ge=1)
-    correct: Literal["em", "cem"] = setting(
-        "em", "trajectories that are kept: with an exact match, or a cover match", "--correct"
-    )
     show_answer: bool = setting(
         False,
         "where no trajectory helps, let the planner plan from the golden answer (Search-P1, App. D.2)",
@@ -221,11 +215,6 @@ class RLSettings(TrainSettings):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> RLSettings:
-        if self.rollout.ahead and (self.rollout.url is None or self.importance == "off"):
-            raise ValueError(
-                "rollout.ahead makes rollouts with older weights than the trainer's: it needs an engine with its own "
-                "(rollout.url), and a correction (importance other than off)"
-            )
         if self.save_steps % self.rollout.minibatches:
             raise ValueError(
                 f"save_steps {self.save_steps} would save in the middle of a batch of rollouts, which serves "

@@ -51,22 +51,18 @@ class Task:
     plans: Plans  # Search-P1's reference plans; by default the run makes them before its first step
     sampler_rows: int  # for TRL's sampler
 
-    @property
-    def content(self) -> str:
-        """16 hex digits that change with any of the content."""
-        return short_hash(self.content_of)
-
     def data(self) -> TrainingData:
         """Return what the training run records. The rows are numbers: the collector chooses the questions."""
+        checksum = short_hash(self.content_of)
         facts = {
             "source": self.name,
-            "checksum": self.content,
+            "checksum": checksum,
             "train": {"questions": len(self.questions)},
             "held_out": {"questions": len(self.held_out)},
             "content": self.content_of,
         }
         rows = [{"prompt": str(number)} for number in range(self.sampler_rows)]
-        return TrainingData(self.content, self.card, facts, lambda: {"train": rows})
+        return TrainingData(checksum, self.card, facts, lambda: {"train": rows})
 
     async def aclose(self) -> None:
         """Close the retrievers."""
@@ -75,12 +71,10 @@ class Task:
             await self.held_out_retriever.aclose()
 
     def describe(self) -> str:
-        if self.held_out:
-            return f"{len(self.questions)} questions, {len(self.held_out)} held out for validation"
-        return (
-            f"{len(self.questions)} questions, none held out: nothing is validated, and no best policy is kept "
-            "(validation.data names some)"
-        )
+        held_out = f"{len(self.held_out)} held out for validation"
+        if not self.held_out:
+            held_out = "none held out: nothing is validated, and no best policy is kept (validation.data names some)"
+        return f"{len(self.questions)} questions, {held_out}"
 
 
 def open_task(settings: RLSettings) -> Task:
@@ -101,15 +95,14 @@ def open_task(settings: RLSettings) -> Task:
     if settings.judge.spec is not None:
         check_llm(settings.judge.llm, "judge")
     needs = needs_of(settings, format)
-    plans, content = _reward_content(settings, needs)
+    content = _reward_content(settings, needs)
+    plans = load_plans(named_path(settings.plans)) if settings.plans is not None else {}
     questions = open_questions(config)
     held_out = _held_out(settings, config, questions)
     retriever = open_retriever(config, questions)
-    content |= {
-        "questions": questions_fingerprint(questions),
-        "corpus": retriever.fingerprint,
-        "prompts": format.fingerprint,
-    }
+    content["questions"] = questions_fingerprint(questions)
+    content["corpus"] = retriever.fingerprint
+    content["prompts"] = format.fingerprint
     named = named_path(settings.data)
     batches = -(-settings.max_steps // settings.rollout.minibatches)
     return Task(
@@ -134,13 +127,9 @@ def needs_of(settings: RLSettings, format: Format) -> frozenset[str]:
     Raises:
         ConfigError: the reward is unknown, a judge or a PRM is missing, or one is given that the reward does not use.
     """
-    name, given = settings.reward.name, set()
-    if settings.judge.spec is not None:
-        given.add("judge")
-    if settings.plans is not None:
-        given.add("plans")
-    if settings.reward.prm.model is not None:
-        given.add("scorer")
+    name = settings.reward.name
+    sources = {"judge": settings.judge.spec, "plans": settings.plans, "scorer": settings.reward.prm.model}
+    given = {part for part, source in sources.items() if source is not None}
     needs = reward_needs(settings.reward, format)
     if needs is None:  # a user's class that declares nothing: whatever there is
         return frozenset(given | {"encoder"})
@@ -157,7 +146,7 @@ def needs_of(settings: RLSettings, format: Format) -> frozenset[str]:
 
 
 def judge_name(judge: JudgeConfig) -> str:
-    """Return the `name` that the judge's LLM will have, without loading it; for a plugin, its path.
+    """Return a name for the judge that changes with its verdicts: its model without the address of a server.
 
     >>> judge_name(JudgeConfig(spec="http://127.0.0.1:8000/v1", model="org/judge"))
     'org/judge'
@@ -173,31 +162,32 @@ def judge_name(judge: JudgeConfig) -> str:
         from reasonrag.demo.judge import open_judge
 
         return open_judge(address, judge.llm).name
-    return f"{judge.spec or ''}" if judge.model is None else f"{judge.spec}#{judge.model}"
+    return f"{judge.spec}" if judge.model is None else f"{judge.spec}#{judge.model}"
 
 
-def _reward_content(settings: RLSettings, needs: frozenset[str]) -> tuple[Plans, dict[str, str]]:
-    """Return the plans, and what identifies the judge, encoder and plans, on which the reward's values depend.
+def _reward_content(settings: RLSettings, needs: frozenset[str]) -> dict[str, str]:
+    """Return what identifies the judge, encoder, PRM and plans, on which the reward's values depend.
 
     Raises:
         ConfigError, DataError: the prompt set lacks a text, or the plans cannot be read.
     """
-    plans: Plans = {}
-    content: dict[str, str] = {}
+    reward, content = settings.reward, {}
     if "judge" in needs:
         prompts = PromptSet.find(settings.format.prompts)
         texts = [templates_fingerprint(prompts)]
         # HiPRAG's question to the policy; a user's own reward may ask it too.
-        may_ask_policy = ":" in settings.reward.name and (prompts.folder / "hiprag" / "direct.txt").is_file()
-        if may_ask_policy or settings.reward.name == "hiprag":
+        may_ask_policy = ":" in reward.name and (prompts.folder / "hiprag" / "direct.txt").is_file()
+        if may_ask_policy or reward.name == "hiprag":
             texts.append(prompts.text("hiprag/direct"))
-        content |= {"judge": judge_name(settings.judge), "judge_prompts": fingerprint(*texts)}
+        content["judge"] = judge_name(settings.judge)
+        content["judge_prompts"] = fingerprint(*texts)
     if "encoder" in needs:
-        encoder = settings.reward.when_to_search.encoder
+        encoder = reward.when_to_search.encoder
         content["encoder"] = encoder if encoder == "lexical" else model_identity(encoder)
-    if (prm := settings.reward.prm.model) is not None:
-        content["prm"] = prm if prm.startswith("python:") else model_identity(str(named_path(prm)))
-    if "plans" in needs and settings.plans is not None:
+    if reward.prm.model is not None:
+        spec = reward.prm.model
+        content["prm"] = spec if spec.startswith("python:") else model_identity(str(named_path(spec)))
+    if settings.plans is not None:
         path = named_path(settings.plans)
         try:
             content["plans"] = size_and_digest(path)[1][:16]
@@ -205,8 +195,7 @@ def _reward_content(settings: RLSettings, needs: frozenset[str]) -> tuple[Plans,
             raise DataError(
                 f"plans {path} cannot be read ({error.strerror}); name the file that `reasonrag rl plan` wrote"
             ) from error
-        plans = load_plans(path)
-    return plans, content
+    return content
 
 
 def open_task_reward(
@@ -223,14 +212,14 @@ def open_task_reward(
     The `policy` answers HiPRAG's queries without a search; `decode` is its tokenizer's, if it reports log-probs. The
     `journal` keeps the paid calls of judge and searches, so that a restart does not pay for them again.
     """
-    needs = task.needs
+    reward, needs = settings.reward, task.needs
     parts = RewardParts(task.format, policy=policy, plans=task.plans, decode=decode)
     if "encoder" in needs:
-        parts = replace(parts, encoder=open_encoder(settings.reward.when_to_search.encoder))
-    if "scorer" in needs and settings.reward.prm.model is not None:
+        parts = replace(parts, encoder=open_encoder(reward.when_to_search.encoder))
+    if "scorer" in needs and reward.prm.model is not None:
         from reasonrag.prm.scorer import open_scorer
 
-        scorer = open_scorer(settings.reward.prm.model)
+        scorer = open_scorer(reward.prm.model)
         opened.push_async_callback(scorer.aclose)
         parts = replace(parts, scorer=scorer)
     keep_in = getattr(task.retriever, "keep_in", None)
@@ -243,7 +232,7 @@ def open_task_reward(
         llm = JournaledLLM(open_llm(settings.judge.llm, "judge"), calls, kind="judge")
         opened.push_async_callback(llm.aclose)
         parts = replace(parts, judge=judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts)))
-    return open_reward(settings.reward, parts), parts.judge
+    return open_reward(reward, parts), parts.judge
 
 
 def batched_retrievers(task: Task) -> tuple[Retriever, Retriever]:
@@ -264,12 +253,11 @@ def _held_out(settings: RLSettings, config: Config, training: Sequence[Question]
     # A split that --dataset names is that of training.
     data = validation.data or ",".join(name for name, _ in named_sets(settings.data or ""))
     has_dev = all(name == "demo" or "dev" in KNOWN.get(name, ()) for name, _ in named_sets(data))
-    split = "dev" if has_dev else None
-    if not validation.steps or (validation.data is None and split is None):
+    if not validation.steps or (validation.data is None and not has_dev):
         return []
-    source = config.questions.model_copy(update={"dataset": data, "split": split, "limit": None})
+    source = {"dataset": data, "split": "dev" if has_dev else None, "limit": None}
+    candidates = open_questions(_of_questions(config, **source))
     trained_on = {question.question for question in training}
-    candidates = open_questions(config.model_copy(update={"questions": source}))
     held_out = [question for question in candidates if question.question not in trained_on]
     if not held_out:
         raise ConfigError(
@@ -279,21 +267,21 @@ def _held_out(settings: RLSettings, config: Config, training: Sequence[Question]
     return sample_questions(held_out, validation.limit, seed=settings.seed)
 
 
+def _of_questions(config: Config, **changes: str | None) -> Config:
+    return config.model_copy(update={"questions": config.questions.model_copy(update=changes)})
+
+
 def _held_out_retriever(settings: RLSettings, config: Config, held_out: list[Question]) -> Retriever | None:
     """Return a retriever for validation if searches use the questions' own passages; None if training's is used.
 
     Held-out passages in the training corpus would change its searches and be found during training.
-
-    Raises:
-        ConfigError, DataError: the questions carry nothing, or it cannot be opened.
     """
     retrieval, data = config.retrieval, settings.validation.data or settings.data
-    has_corpus = retrieval.corpus is not None or retrieval.index is not None
+    has_corpus = retrieval.corpus is not None or retrieval.index is not None or retrieval.is_remote
     is_demo = retrieval.kind in (None, "bm25") and data == settings.data == "demo"
-    if not held_out or has_corpus or retrieval.is_remote or is_demo:
+    if not held_out or has_corpus or is_demo:
         return None
-    source = config.questions.model_copy(update={"dataset": data})
     try:
-        return open_retriever(config.model_copy(update={"questions": source}), held_out)
+        return open_retriever(_of_questions(config, dataset=data), held_out)
     except DataError as error:
         raise DataError(f"validation: {error}") from error

@@ -20,12 +20,13 @@ from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.online_rl.collector import Batch, BatchPlan, Collector, RolloutLoop
-from reasonrag.online_rl.monitoring import open_monitor
+from reasonrag.online_rl.monitoring import Validation, collapse
 from reasonrag.online_rl.reference_plans import load_plans, make_plans, save_plans
 from reasonrag.online_rl.rows import Row, training_rows
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.task import Task, batched_retrievers, open_task, open_task_reward
 from reasonrag.pipeline.parts import open_engine
+from reasonrag.pipeline.work import Progress
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine, derive_seed
 from reasonrag.storage.journal import Journal
@@ -48,7 +49,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
     task = open_task(settings)
     run = TrainingRun("rl", settings, out, log=log)
     run.prepare(GRPOConfig, **trl_settings(settings))
-    with RolloutLoop(task.config.stall_s, in_background=settings.rollout.ahead) as loop, run:
+    with RolloutLoop(task.config.stall_s) as loop, run:
         loop.parts.push_async_callback(task.aclose)
         run.log(task.describe())
         numbered_rows = run.open(task.data)
@@ -58,7 +59,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         # The policy samples with the weights that are trained: in this process, or on a server that is sent them.
         llm, weights = open_policy(run, loop)
         journal, decode = run.out / f"judge-{run.arguments.process_index}.sqlite", run.chat.decode
-        reward, judge = loop.call(open_task_reward, settings, task, llm, journal, loop.parts, decode=decode)
+        reward, judge = open_task_reward(settings, task, llm, journal, loop.parts, decode=decode)
         # The engine of build-tree and eval makes the trajectories.
         retriever, held_out_retriever = batched_retrievers(task)
         engine = open_engine(task.config, llm, retriever, task.format, tokens_flag="--set rollout.max_tokens=")
@@ -72,7 +73,15 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
             outage=settings.outage,
             max_tokens=settings.rollout.max_trajectory_tokens,
         )
-        monitor = open_monitor(settings, task.held_out, engine, held_out_retriever, reward)
+        validation = Validation.of(
+            task.held_out,
+            engine,
+            reward,
+            retriever=held_out_retriever,
+            temperature=settings.validation.temperature,
+            metric=settings.validation.metric,
+            seed=settings.seed,
+        )
 
         from reasonrag.online_rl.trainer import AgenticGRPOTrainer, MonitorCallback, Rollouts
 
@@ -93,7 +102,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
             *numbered_rows,
             next_rows=next_rows,
             rollouts=Rollouts(collector, None if weights else llm, weights, loop, run.out / "rollouts"),
-            monitor=monitor,
+            validation=validation,
             settings=settings,
             importance=importance_of(settings) is not None,
         )
@@ -206,64 +215,67 @@ def begin_training(
     run: TrainingRun[RLSettings], task: Task, trainer: Any, judge: JudgeService | None, step: int
 ) -> None:
     """Make or load the reference plans if the reward needs them, and log what is going to happen."""
+    path = run.out / "plans.parquet"
     if "plans" in task.needs and run.settings.plans is None and judge is not None:
-        task.plans.update(_own_plans(run, task, trainer, judge, step))
+        if not path.exists():
+            _make_plans(run, task, trainer, judge, step, path)
+        task.plans.update(load_plans(path))
     rollout, held_out = run.settings.rollout, len(task.held_out)
     looks = f"{held_out} held-out questions are tried first, then " if held_out and not step else ""
     run.log(f"{looks}each step makes {rollout.questions_per_step} x {rollout.group_size} rollouts")
 
 
-def _own_plans(
-    run: TrainingRun[RLSettings], task: Task, trainer: Any, judge: JudgeService, step: int
-) -> dict[tuple[str, str], Any]:
-    """Return the plans that the policy made before the first step; make them if this is that step."""
-    path = run.out / "plans.parquet"
-    if not path.exists():
-        if step:
-            raise RunError(
-                f"{path} is gone, with the plans of the {step} steps so far; restore it, or start a new training run"
-            )
-        from accelerate.utils import gather_object
+def _make_plans(
+    run: TrainingRun[RLSettings], task: Task, trainer: Any, judge: JudgeService, step: int, path: Path
+) -> None:
+    """Let the policy attempt all questions, each process its share, before the first step."""
+    from accelerate.utils import gather_object
 
-        run.log("reference plans: none are given, so the policy attempts every question first")
-        engine = trainer.rollouts.collector.engine
-        plans = gather_object(trainer.run_everywhere(lambda: _make_plans(run, task, engine, judge), step=step))
-        if run.is_first:
-            save_plans(path, plans)
-        run.log(f"reference plans: {len(plans)} of {len(task.questions)} questions have one, in {path}")
-        trainer.accelerator.wait_for_everyone()
-    return load_plans(path)
+    if step:
+        raise RunError(
+            f"{path} is gone, with the plans of the {step} steps so far; restore it, or start a new training run"
+        )
+    run.log("reference plans: none are given, so the policy attempts every question first")
+    engine = trainer.rollouts.collector.engine
+    plans = gather_object(trainer.run_everywhere(lambda: _plans_of_process(run, task, engine, judge), step=step))
+    if run.is_first:
+        save_plans(path, plans)
+    run.log(f"reference plans: {len(plans)} of {len(task.questions)} questions have one, in {path}")
+    trainer.accelerator.wait_for_everyone()
 
 
-async def _make_plans(run: TrainingRun[RLSettings], task: Task, engine: Engine, judge: JudgeService) -> list[Plan]:
-    """Return the plans of this process's share of the questions; a journal keeps what was made so far."""
+async def _plans_of_process(
+    run: TrainingRun[RLSettings], task: Task, engine: Engine, judge: JudgeService
+) -> list[Plan]:
     process, settings = run.arguments.process_index, run.settings
     questions = task.questions[process :: run.arguments.world_size]
-    planning = copy.copy(engine)
+    progress = Progress(len(questions), "questions")
+    planning_engine = copy.copy(engine)
     with contextlib.closing(Journal(run.out / f"plans-{process}.sqlite")) as journal:
-        planning.llm = JournaledLLM(engine.llm, journal, kind="policy")
-        made = await make_plans(
+        planning_engine.llm = JournaledLLM(engine.llm, journal, kind="policy")
+        plans = await make_plans(
             questions,
-            planning,
+            planning_engine,
             judge,
+            progress,
             settings=settings.planning,
             seed=settings.seed,
-            concurrency=settings.rollout.batch_size,
             max_failed=settings.outage.max_unscored,
+            stall_s=task.config.stall_s,
         )
-    if made.failed + made.untried > settings.outage.max_unscored * len(questions):
+    if progress.failed > settings.outage.max_unscored * len(questions):
         raise RunError(
-            f"{made.failed} of {len(questions)} questions failed while plans were made ({dict(made.without)}), and "
-            f"{made.untried} were not tried; what was made is kept, and the same command goes on"
+            f"{progress.failed} of {len(questions)} questions failed while plans were made "
+            f"({dict(progress.causes)}); what was made is kept, and the same command resumes"
         )
-    return made.rows
+    return plans
 
 
 def check_collapse(trainer: Any) -> None:
     """Raise RunError if a guard has stopped the run."""
-    if trainer.monitor.collapse:
+    if reason := collapse(trainer.state.log_history, trainer.settings.guards):
         raise RunError(
-            f"stopped after step {trainer.state.global_step} of {trainer.state.max_steps}: {trainer.monitor.collapse}. "
+            f"stopped after step {trainer.state.global_step} of {trainer.state.max_steps}: {reason}. "
             "Its state and the best policy so far are kept; try a lower learning rate or a KL penalty, or relax "
             "the guard"
         )
@@ -271,7 +283,7 @@ def check_collapse(trainer: Any) -> None:
 
 def summary_of(trainer: Any) -> dict[str, Any]:
     """Return what online training adds to `training.json`."""
-    validation = trainer.monitor.validation
+    validation = trainer.validation
     unscored: Counter[str] = Counter()
     for entry in trainer.state.log_history:
         for name, count in entry.items():

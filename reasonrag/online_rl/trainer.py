@@ -10,9 +10,9 @@ advantage, and a row without an end token counts as truncated.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,9 +32,9 @@ from reasonrag.core.text import one_line
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.weight_sync import VLLMServerSync, merged_parameters
 from reasonrag.online_rl.collector import Batch, Collector, RolloutLoop
-from reasonrag.online_rl.monitoring import Monitor, batch_metrics, mean_metrics, write_rollouts
+from reasonrag.online_rl.monitoring import Validation, batch_metrics, collapse, mean_metrics, write_rollouts
 from reasonrag.online_rl.ppo import Critic, mean, token_advantages, whitened
-from reasonrag.online_rl.rows import REWARD, Row, columns, group_advantages
+from reasonrag.online_rl.rows import REWARD, Row, columns, group_advantages, has_variance
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.training.trainer import ENOUGH_TOKENS, GuardedTrainer
 
@@ -43,8 +43,9 @@ logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
+STATE = "online_rl.json"  # of reward and validation, in a checkpoint
 # A forward pass of more tokens is not faster per token, and wastes more on padding.
 _ENOUGH_TOKENS = {"cpu": ENOUGH_TOKENS, "gpu": 16_384}
 
@@ -66,7 +67,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     Args:
         next_rows: makes the batch of the step after so many, and its training rows; see `train.train_online`.
         rollouts: the parts that `next_rows` uses.
-        monitor: guards, validation and the reward's schedule.
+        validation: chooses the best policy; None without held-out questions.
         settings: of the training run.
         importance: correct for the difference between the engine's log-probabilities and the trainer's.
     """
@@ -76,7 +77,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         *args: Any,
         next_rows: Callable[[AgenticGRPOTrainer, int], tuple[Batch, list[Row]]],
         rollouts: Rollouts,
-        monitor: Monitor,
+        validation: Validation | None,
         settings: RLSettings,
         importance: bool = False,
         **kwargs: Any,
@@ -84,11 +85,11 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         super().__init__(*args, reward_funcs=[episode_reward], rollout_func=self._rollout, **kwargs)
         self.next_rows = next_rows
         self.rollouts = rollouts
-        self.monitor = monitor
+        self.validation = validation
         self.settings = settings
         self.batch_steps = settings.rollout.minibatches  # optimizer steps that use one batch
         self.pushed: int | None = None  # the step of the weights that the engine has
-        self.ahead: tuple[int, Future[Batch]] | None = None  # the step of the weights of the next batch, and the batch
+        self.was_flat = False  # whether no group of the last batch had two different rewards
         self.critic: Critic | None = None  # of PPO; set after __init__, which sets the seed
         self.batch = Batch([])  # of this process
         self.rows: list[Row] = []  # its training rows, and padding
@@ -114,39 +115,30 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         count = -(-max(gather_object([len(rows)])) // parts) * parts
         self.rows = rows + [Row.padding(self._tokenizer.pad_token_id)] * (count - len(rows))
         self.written = pad_sequence([torch.tensor(row.mask) for row in self.rows], batch_first=True)
-        made = columns(self.rows, self.batch.samples)
-        if self.use_vllm and made["logprobs"] is None:
+        token_columns = columns(self.rows, self.batch.samples)
+        if self.use_vllm and token_columns["logprobs"] is None:
             raise RunError(
                 "the rollouts come without log-probabilities, which the correction needs; set importance to off"
             )
-        return made
+        return token_columns
 
     def roll_out(self, step: int) -> Batch:
-        """Return this process's scored rollouts for the step after `step`; rollouts ahead may have begun before."""
-        collector, loop, number = self.rollouts.collector, self.rollouts.loop, step // self.batch_steps
-        made_at, begun = self.ahead or (step, None)
-        batch = self.run_everywhere(lambda: _result(begun) if begun else collector.batch(number, step=step), step=step)
-        self.ahead = None
+        """Return this process's scored rollouts for the step after `step`, by the current weights."""
+        collector, number = self.rollouts.collector, step // self.batch_steps
+        batch = self.run_everywhere(lambda: collector.batch(number, step=step), step=step)
         self.record(batch, step)
-        if loop.in_background:
-            self._metrics["train"]["rollout/age"].append(float(step - made_at))
-            then = step + self.batch_steps
-            if then < self.state.max_steps:  # after `record`: the reward has observed this batch
-                self.ahead = step, loop.start(collector.batch(number + 1, step=then))
         return batch
 
-    def run_everywhere(self, work: Callable[[], Coroutine[Any, Any, T]], *, step: int) -> T:
+    def run_everywhere(self, work: Callable[[], Coroutine[Any, Any, Result]], *, step: int) -> Result:
         """Run `work` on every process. If it fails on any of them, all save a checkpoint and stop.
 
         Raises:
             Exception: the exception of this process.
             RunError: another process failed.
         """
-        results: list[T] = []
+        results: list[Result] = []
         failure: Exception | None = None
         try:
-            if self.ahead is not None:  # no trajectory mixes two versions of the weights
-                wait([self.ahead[1]])
             with self._current_weights(step):
                 results.append(self.rollouts.loop.run(work()))
         except Exception as error:  # of any kind: the other processes wait for this one
@@ -356,17 +348,26 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             state._set_sync_gradients(before)
 
     def record(self, batch: Batch, step: int) -> None:
-        """Report a batch to the log, the guards and the reward."""
+        """Report a batch to the log and the reward, and warn if there is nothing to learn from it."""
         means = mean_metrics(gather_object([batch_metrics(batch, self.rollouts.collector.engine.format)]))
         for name, value in means.items():
             self._metrics["train"][name].append(value)
-        self.monitor.metrics = means
         # The reward has to observe the same scores on all processes.
         scores = gather_object([sample.score for sample in batch.samples])
-        self.monitor.reward.observe(scores, step=step)
-        warning = self.monitor.equal_rewards([score.value for score in scores])
-        if warning and self.accelerator.is_main_process:
-            log.warning(warning, step=step + 1)
+        self.rollouts.collector.reward.observe(scores, step=step)
+        rewards = [score.value for score in scores]
+        # Algorithms by token compare rewards over the batch, the others within a group.
+        is_flat = not has_variance(rewards) if self.settings.by_token else means["rollout/flat_groups"] == 1.0
+        if is_flat and not self.was_flat and self.accelerator.is_main_process:
+            log.warning(
+                "the rewards of every group are equal: there is nothing to learn from these rollouts. Take questions "
+                "that the policy solves at times, a larger --group-size or another reward, or train it on "
+                "demonstrations first (sft train --examples trajectories)",
+                step=step + 1,
+                rewards=sorted({reward for reward in rewards if reward is not None}),
+                in_form=means.get("rollout/format_rate"),
+            )
+        self.was_flat = is_flat
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         # A validation comes between two steps: TRL would log the next step's metrics with it.
@@ -374,16 +375,22 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         parent.log(self, {**logs, "seconds": round(self.seconds, 2)}, start_time)
 
     def save_extra_state(self, checkpoint: Path) -> None:
-        self.monitor.save(checkpoint)
+        reward, validation = self.rollouts.collector.reward, self.validation
+        state = {"reward": reward.state(), "validation": validation and validation.state()}
+        (checkpoint / STATE).write_text(json.dumps(state), encoding="utf-8")
         if self.critic is not None:
             self.critic.save(checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            self.monitor.restore(Path(checkpoint))
-            if self.critic is not None:
-                self.critic.restore(Path(checkpoint))
+        if checkpoint is None:
+            return
+        state = json.loads(Path(checkpoint, STATE).read_text(encoding="utf-8"))
+        self.rollouts.collector.reward.restore(state["reward"])
+        if self.validation is not None and state["validation"] is not None:
+            self.validation.restore(state["validation"])
+        if self.critic is not None:
+            self.critic.restore(Path(checkpoint))
 
     @contextlib.contextmanager
     def _current_weights(self, step: int) -> Iterator[None]:
@@ -407,7 +414,6 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self.trainer = trainer
         self.begin = begin
-        self.monitor = trainer.monitor
         self.save_best = save_best
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -416,18 +422,20 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
             self._validate(args, 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        step, monitor = state.global_step, self.monitor
-        if step % self.trainer.batch_steps == 0:
-            monitor.collapse = monitor.guards.update(monitor.metrics)
-        if monitor.collapse:
-            control.should_training_stop = control.should_save = True
-        if monitor.every and (step % monitor.every == 0 or step >= state.max_steps):
-            log_step = control.should_log  # logging the validation resets it
+        step, every = state.global_step, self.trainer.settings.validation.steps
+        if every and (step % every == 0 or step >= state.max_steps):
+            should_log = control.should_log  # logging the validation resets it
             self._validate(args, step)
-            control.should_log = log_step
+            control.should_log = should_log
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Not in the middle of a batch: the run resumes with a new one.
+        is_at_end = state.global_step % self.trainer.batch_steps == 0
+        if is_at_end and collapse(state.log_history, self.trainer.settings.guards):
+            control.should_training_stop = control.should_save = True
 
     def _validate(self, args: Any, step: int) -> None:
-        validation = self.monitor.validation
+        validation = self.trainer.validation
         if validation is None:
             return
         rows = self.trainer.run_everywhere(
@@ -439,10 +447,6 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         self.trainer.log({f"eval_{name}": value for name, value in means.items()})
         if validation.is_best(means, step):
             self.save_best()
-
-
-async def _result(begun: Future[T]) -> T:
-    return begun.result()
 
 
 def _lengths(inputs: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ import pytest
 from reasonrag.commands.train import plan
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import DataError, Interrupted, LLMError
+from reasonrag.core.calls import Slots
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.llm.base import Sampling
@@ -22,6 +23,7 @@ from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.reference_plans import load_plans, make_plans, save_plans
 from reasonrag.online_rl.settings import PlanSettings
+from reasonrag.pipeline.work import Progress
 from reasonrag.rewards.judge import JudgeService, ReferencePlan
 from reasonrag.rollout import Engine
 from reasonrag.storage.journal import Journal
@@ -70,19 +72,21 @@ def engine_of(llm):
 
 
 def planned(policy, service, tmp_path, questions=QUESTIONS[:1], k=2, *, concurrency=1, max_failed=0.05, **settings):
-    out = tmp_path / "plans.parquet"
-    made = asyncio.run(
+    """The progress, and the rows in the file."""
+    out, progress = tmp_path / "plans.parquet", Progress(len(questions), "questions")
+    policy.slots = service.llm.slots = Slots(concurrency)
+    rows = asyncio.run(
         make_plans(
             questions,
             engine_of(policy),
             service,
+            progress,
             settings=PlanSettings(candidates=k, **settings),
-            concurrency=concurrency,
             max_failed=max_failed,
         )
     )
-    save_plans(out, made.rows)
-    return made, read_parquet(out, plan_schema())
+    save_plans(out, rows)
+    return progress, read_parquet(out, plan_schema())
 
 
 def voting(*steps):
@@ -112,7 +116,7 @@ def test_the_correct_trajectories_that_search_are_voted_on(tmp_path):
         "Planner 1: plan 0: look\nPath 1:\n1. Jaws\n2. Jaws director\n"
         "Planner 2: plan 3: look\nPath 2:\n1. director of Jaws"
     ]
-    assert (len(made.rows), made.without, made.failed, made.untried) == (1, {}, 0, 0)
+    assert (made.done, made.failed, made.written) == (1, 0, {"plans": 1})
     assert load_plans(tmp_path / "plans.parquet") == {("toy", "q0"): ReferencePlan("look", ("Jaws director",))}
 
 
@@ -126,16 +130,11 @@ def test_the_correct_trajectories_that_search_are_voted_on(tmp_path):
 def test_a_question_without_a_plan_is_counted_unless_the_planner_is_shown_the_answer(attempts, cause, tmp_path):
     service = voting("Jaws director")
     made, rows = planned(acting(*attempts), service, tmp_path)
-    assert (rows, made.without, made.failed) == ([], {cause: 1}, 0)
+    assert (rows, made.written, made.failed) == ([], {cause: 1}, 0)
     assert asked(service) == []
     _, (row,) = planned(acting(*attempts), service, tmp_path, show_answer=True)
     assert (row["steps"], row["votes"]) == (["Jaws director"], 0)
     assert asked(service) == ["Question to plan: Who directed film 0?\nGolden answers: Steven Spielberg"]
-
-
-def test_correct_can_mean_that_the_answer_contains_a_golden_one(tmp_path):
-    attempts = [(("Jaws",), "Spielberg it was, Steven Spielberg")] * 2
-    assert planned(acting(*attempts), voting("Jaws"), tmp_path, correct="cem")[1][0]["correct"] == 2
 
 
 def test_a_trajectory_that_cannot_be_made_leaves_the_others(tmp_path):
@@ -151,13 +150,14 @@ def test_a_question_without_any_trajectory_or_verdict_failed_and_is_counted_by_c
     service = judge(lambda request: next(turns), attempts=1)
     made, rows = planned(policy, service, tmp_path, QUESTIONS[:3], max_failed=1.0)
     assert [row["question_id"] for row in rows] == ["q2"]
-    assert (made.without, made.failed) == ({"http_503": 1, "unreadable": 1}, 2)
+    assert (made.causes, made.failed) == ({"http_503": 1, "unreadable": 1}, 2)
 
 
 def test_it_gives_up_where_the_judge_is_not_there(tmp_path):
     service = judge(lambda request: LLMError("down"))
-    made, _ = planned(acting(*[(("Jaws",), RIGHT)] * 2), service, tmp_path, QUESTIONS)
-    assert (made.failed, made.untried, made.without) == (1, 5, {"unreachable": 1})
+    made, rows = planned(acting(*[(("Jaws",), RIGHT)] * 12), service, tmp_path, QUESTIONS)
+    assert (made.done, made.causes, rows) == (0, {"unreachable": made.failed}, [])
+    assert 0 < made.failed < len(QUESTIONS)
 
 
 def test_rows_are_in_the_order_of_the_questions_whoever_is_done_first(tmp_path):
@@ -186,9 +186,9 @@ def test_done_again_it_pays_for_nothing_and_draining_stops_it(tmp_path):
                 journal.drain()
             policy = JournaledLLM(ScriptedLLM(attempt), journal, kind="policy")
             planner = JournaledLLM(ScriptedLLM(lambda *_: reply_with("a")), journal, kind="judge")
-            settings = PlanSettings(candidates=3)
+            settings, progress = PlanSettings(candidates=3), Progress(len(QUESTIONS), "questions")
             service = JudgeService(planner, PromptSet.find())
-            save_plans(out, asyncio.run(make_plans(QUESTIONS, engine_of(policy), service, settings=settings)).rows)
+            save_plans(out, asyncio.run(make_plans(QUESTIONS, engine_of(policy), service, progress, settings=settings)))
             return policy.answered, planner.answered
 
     def attempt(prompt, sampling):

@@ -30,12 +30,11 @@ def flat(tree: RLSettings) -> dict[str, object]:
     [
         ({"rollout__minibatches": 4, "save_steps": 6}, "save_steps 6 would save in the middle of a batch"),
         ({"rollout__top_p": 0.9}, "changes the sampling distribution"),
-        ({"rollout__ahead": True}, "needs an engine with its own"),
         ({"gradient_accumulation_steps": 2}, "is always 1 now"),
         ({"rollout__group_size": 1}, "algorithm grpo compares the trajectories of a question"),
         ({"rollout__group_size": 1, "algorithm": "ppo", "sampling__dynamic": True}, "sampling.dynamic compares"),
         ({"algorithm": "ppo", "credit": "step"}, "gives each token its own; leave credit out"),
-        ({"rollout__group": 3}, "did you mean 'group_size'?"),
+        ({"rollout__group": 3}, "did you mean 'rollout.group_size'?"),
         ({"loss_type": "ppo"}, "loss_type"),
         ({"reward__hiprag__lambda_f": 2}, "less than or equal to 1"),
         ({"retrieval__corpus": "c.jsonl", "retrieval__url": "http://h:1"}, "both a corpus and a retrieval server"),

@@ -168,8 +168,8 @@ def test_held_out_paragraphs_are_not_found_in_training(tmp_path):
     dev = {"validation__data": carrying(tmp_path, "dev.jsonl", range(30, 40)), "validation__steps": 5}
     alone = tasks.open_task(settings(**named))
     task = tasks.open_task(settings(**named, **dev))
-    assert task.content == alone.content
-    assert task.content == tasks.open_task(settings(**named, **dev, validation__limit=3)).content
+    assert task.content_of == alone.content_of
+    assert task.content_of == tasks.open_task(settings(**named, **dev, validation__limit=3)).content_of
     assert (found(task.retriever, "30 x30"), found(task.retriever, "11 x11")) == (set(), {"T11"})
     _, own = tasks.batched_retrievers(task)
     assert (found(own, "30 x30"), found(own, "11 x11")) == ({"T30"}, set())

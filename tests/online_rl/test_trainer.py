@@ -18,7 +18,7 @@ from reasonrag.online_rl.rows import REWARD, group_advantages
 from reasonrag.online_rl.trainer import AgenticGRPOTrainer
 from reasonrag.training.model import model_path
 from reasonrag.training.trainer import GuardedTrainer
-from tests.online_rl.toys import farthest, logged, made, settings
+from tests.online_rl.toys import made, settings
 
 HOLES = "tests.online_rl.toys:HolesReward"
 OWN = "tests.online_rl.toys:OwnReward"
@@ -255,27 +255,6 @@ def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, tmp_path)
         else:
             assert second == pytest.approx(1.0, abs=1e-3) and gap < 1e-3
         asyncio.run(llm.aclose())
-
-
-@pytest.mark.slow
-def test_rollouts_ahead_are_those_of_an_engine_a_step_behind(tmp_path):
-    histories, policies = [], []
-    server = {"rollout__url": "http://127.0.0.1:9/v1", "rollout__ahead": True}
-    for late, given in ((1, {}), (0, server)):
-        with made(settings(**EXACT | given, max_steps=3), tmp_path / str(late)) as trainer:
-            assert trainer.rollouts.loop.in_background is bool(given)
-            llm = TransformersLLM(model_path("demo:search_r1"), batch_size=16, device="cpu", dtype="float32")
-            trainer.rollouts.collector.engine.llm = llm
-            trainer.rollouts = replace(trainer.rollouts, local=None, weights=Copied(llm, late))
-            trainer.train()
-            trainer.rollouts.loop.run(llm.aclose())
-            histories.append(trainer.state.log_history)
-            policies.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
-    assert logged(histories[1], "rollout/age") == [0.0, 1.0, 1.0]
-    assert logged(histories[0], "rollout/age") == []
-    for metric in ("loss", "rollout/reward", "sampling/importance_sampling_ratio/mean"):
-        assert logged(histories[1], metric) == pytest.approx(logged(histories[0], metric), abs=1e-6)
-    assert farthest(*policies) < 1e-4
 
 
 def test_rollouts_that_stand_still_are_ended_after_the_stall_that_is_set():

@@ -10,7 +10,8 @@ import pytest
 from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS
-from reasonrag.online_rl.monitoring import Guards, Monitor, Validation, mean_metrics, validation_engine
+from reasonrag.online_rl import monitoring
+from reasonrag.online_rl.monitoring import Validation, collapse, mean_metrics
 from reasonrag.online_rl.settings import GuardSettings
 from reasonrag.rewards import Score
 from reasonrag.rollout import Engine
@@ -21,38 +22,29 @@ from tests.toys import ToyRetriever
 QUESTIONS = [Question(str(n), f"What is {n}?", (str(n),), dataset="toy") for n in range(6)]
 
 
-def guards(**wanted) -> Guards:
-    watching = Guards(GuardSettings(**({"format_rate_drop": 0.0, "max_length_growth": 0.0} | wanted)))
-    watching.window = 2
-    return watching
+@pytest.fixture(autouse=True)
+def windows_of_two(monkeypatch):
+    monkeypatch.setattr(monitoring, "WINDOW", 2)
 
 
-def looks(watcher: Guards, name: str, values: list[float]) -> list[bool]:
-    return [bool(watcher.update({f"rollout/{name}": value})) for value in values]
+def stops(name: str, values: list[float], **limits: float) -> list[bool]:
+    """Whether training is stopped after each batch, by what was logged so far."""
+    settings = GuardSettings(**({"format_rate_drop": 0.0, "max_length_growth": 0.0} | limits))
+    history = [{f"rollout/{name}": value} for value in values]
+    return [bool(collapse([{"eval_em": 1.0}, *history[:batches]], settings)) for batches in range(1, len(values) + 1)]
 
 
 def test_a_format_that_is_lost_stops_a_training_by_the_mean_of_a_window():
-    wary = guards(format_rate_drop=0.4)
-    assert looks(wary, "format_rate", [0.9, 0.9, 0.2, 0.9, 0.9]) == [False] * 5, "one bad batch is none"
-    assert looks(wary, "format_rate", [0.5, 0.4]) == [False, True]
-    assert wary.best_format == pytest.approx(0.9)
+    values = [0.9, 0.9, 0.2, 0.9, 0.9, 0.5, 0.4]
+    assert stops("format_rate", values, format_rate_drop=0.4) == [False] * 6 + [True], "one bad batch is none"
 
 
 def test_a_format_that_was_never_there_cannot_be_lost():
-    assert not any(looks(guards(format_rate_drop=0.4), "format_rate", [0.1, 0.0, 0.0, 0.0]))
+    assert not any(stops("format_rate", [0.1, 0.0, 0.0, 0.0], format_rate_drop=0.4))
 
 
 def test_trajectories_that_grow_stop_a_training():
-    assert looks(guards(max_length_growth=2.0), "tokens", [10, 10, 19, 20, 22]) == [False, False, False, False, True]
-
-
-def test_guards_go_on_where_they_were():
-    once, before = guards(format_rate_drop=0.4), guards(format_rate_drop=0.4)
-    looks(once, "format_rate", [0.9, 0.9, 0.5])
-    looks(before, "format_rate", [0.9, 0.9, 0.5])
-    after = guards(format_rate_drop=0.4)
-    after.restore(json.loads(json.dumps(before.state())))
-    assert looks(once, "format_rate", [0.3]) == looks(after, "format_rate", [0.3]) == [True]
+    assert stops("tokens", [10, 10, 19, 20, 22], max_length_growth=2.0) == [False, False, False, False, True]
 
 
 def validation(metric="em", say=lambda prompt, seed: "<think>t</think><answer>3</answer>", tell=lambda q, s, c: 1.0):
@@ -100,48 +92,36 @@ def test_the_best_is_the_first_of_equals():
     assert not watcher.is_best({"f1": 1.0}, 5)
 
 
-def test_validation_is_asked_as_evaluation_is():
-    engine = validation_engine(validation().engine, temperature=0.0)
+def of(given: Validation, temperature: float = 0.0) -> Validation:
+    """The same questions to the same policy, at another temperature and with another retriever."""
+    made = Validation.of(
+        given.questions,
+        given.engine,
+        given.reward,
+        retriever=ToyRetriever(),
+        temperature=temperature,
+        metric=given.metric,
+        seed=7,
+    )
+    assert made is not None
+    return made
+
+
+def test_validation_is_asked_as_evaluation_is_and_searches_elsewhere():
+    engine = of(validation()).engine
     assert (engine.sampling.temperature, engine.sampling.top_p) == (0.0, 1.0)
-
-
-def test_validation_can_search_elsewhere():
-    elsewhere = ToyRetriever()
-    assert validation_engine(validation().engine, temperature=0.0, retriever=elsewhere).retriever is elsewhere
+    assert engine.retriever is not validation().engine.retriever
 
 
 def test_the_best_by_another_metric_or_on_other_questions_is_forgotten():
-    before = validation()
+    before = of(validation())
     before.is_best({"em": 0.25}, 5)
     state = json.loads(json.dumps(before.state()))
-    same, metric, questions, hot = validation(), validation("f1"), validation(), validation()
-    questions.questions = QUESTIONS[:5]
-    hot.engine = validation_engine(hot.engine, temperature=0.5)
+    same, metric, questions = of(validation()), of(validation("f1")), of(validation())
+    questions.questions, hot = QUESTIONS[:5], of(validation(), 0.5)
     for changed in (same, metric, questions, hot):
         changed.is_best({changed.metric: 0.1}, 2)
         changed.restore(state)
     assert (same.best, same.best_step) == (0.25, 5)
     assert [(changed.best, changed.best_step) for changed in (metric, questions, hot)] == [(None, None)] * 3
     assert metric.is_best({"f1": 0.01}, 6)
-
-
-def test_all_of_it_survives_a_restart(tmp_path):
-    before = Monitor(guards(), validation(), Says(lambda q, s, c: 1.0), 5)
-    before.reward.seen = [1, 2]
-    before.validation.is_best({"em": 0.25}, 5)
-    before.save(tmp_path)
-    after = Monitor(guards(), validation(), Says(lambda q, s, c: 1.0), 5)
-    after.restore(tmp_path)
-    assert (after.validation.best, after.validation.best_step, after.reward.seen) == (0.25, 5, [1, 2])
-
-
-def test_equal_rewards_are_said_at_once_and_then_now_and_then():
-    monitor = Monitor(guards(), None, Words(lambda trajectory: 0.0), 0)
-    said = []
-    for flat in [0.5] + 12 * [1.0] + [0.0, 1.0]:
-        monitor.metrics = {"rollout/flat_groups": flat, "rollout/format_rate": 0.25}
-        said.append(monitor.equal_rewards([0.0, 0.0, None] if len(said) < 14 else [0.0, 0.0, 1.0, 1.0]))
-    assert [n for n, line in enumerate(said) if line] == [1, 11, 14]
-    assert said[1].startswith("the rewards of every group are equal (all 0; 25% in form): there is nothing to learn")
-    assert "in form), 11 steps in a row: " in said[11]
-    assert "(from 0 to 1, alike in each group; " in said[14]
