@@ -98,7 +98,6 @@ async def _plan(
     question: Question, engine: Engine, judge: JudgeService, settings: PlanSettings, seed: int
 ) -> Row | str:
     """Return the row of a question, or why it has no plan; raise BackendError if no trajectory could be made."""
-
     failures: list[BackendError] = []
 
     async def attempt(sample: int) -> Trajectory | None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from reasonrag.commands.train import plan
+from reasonrag.core.calls import Slots
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import DataError, Interrupted, LLMError
-from reasonrag.core.calls import Slots
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.llm.base import Sampling
