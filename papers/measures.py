@@ -15,15 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reasonrag.core.bootstrap import (
-    Column,
-    Difference,
-    Measure,
-    OverSeeds,
-    Ratio,
-    estimates_by_seed,
-    group_intervals,
-)
+from papers.seeds import OverSeeds, estimates_by_seed, intervals
+from reasonrag.core.bootstrap import Column, Difference, Measure, Ratio, as_json
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import cover_match, normalize_answer
 from reasonrag.evaluation.tables import is_certain
@@ -176,7 +169,10 @@ def _results(sides: Sequence[Seeds], metrics: Sequence[str]) -> Results:
     groups: dict[str, list[int]] = {"": list(range(len(questions)))}
     for kind in sorted(set(kinds.values()) - {""}):
         groups[kind] = [index for index, question in enumerate(questions) if kinds[question] == kind]
-    by_group = group_intervals(values, groups, seed=0)
+    by_group: dict[str, Results] = {}
+    for group, members in groups.items():
+        of_group = intervals(values, seed=0, among=members)
+        by_group[group] = {name: as_json(interval) for name, interval in of_group.items()}
     return {
         "seeds": numbers,
         "questions": len(questions),
