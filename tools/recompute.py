@@ -2,7 +2,8 @@
 
 A `NAME.json` of `python -m papers` is compared with `NAME.values.csv.gz` beside it, the folder of a `reasonrag eval`
 with its trajectories. This is a second implementation, which shares no code with the first: one metric after the other,
-with the draws that `reasonrag.core.bootstrap` and `papers.seeds` document. The exit code is 1 if a number differs by over 1e-9.
+with the draws that `reasonrag.core.bootstrap` and `papers.seeds` document. The exit code is 1 if a number differs by
+over 1e-9.
 """
 
 from __future__ import annotations
