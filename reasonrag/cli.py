@@ -7,7 +7,6 @@ finished work kept.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import io
 import os
@@ -43,22 +42,6 @@ COMMANDS = {
     "index": ("index.index", "Build, serve and check search indexes."),
     "env": ("train.env", "Serve the rollout engine as an environment that other trainers train on."),
 }
-# What replaces a command of reasonrag 0.1.
-FORMER_COMMANDS = {
-    "stats": "reasonrag show RUN",
-    "graph": "reasonrag export RUN --to graphml, or --to node-link",
-    "doctor": "reasonrag verify",
-    "demo": "reasonrag export demo --to flashrag",
-    "parse": 'FORMATS["NAME"]().read_text(text) in Python, see docs/formats.md',
-    "reproduce": "python -m papers, in a checkout",
-    "record": "python -m contrib.record, in a checkout",
-}
-# Errors that the user can fix: a full disk, a read-only folder, a wrong path, too many open files, a disk that is gone.
-_FIXABLE = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
-    *(errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE),
-)
 
 _FILES = 10_240  # macOS allows no more
 
@@ -70,8 +53,6 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in FORMER_COMMANDS:
-            raise click.UsageError(f"{cmd_name} was a command of reasonrag 0.1; use {FORMER_COMMANDS[cmd_name]}")
         if cmd_name not in COMMANDS:
             return None
         module, function = COMMANDS[cmd_name][0].split(".")
@@ -172,7 +153,7 @@ def main() -> None:
     except ReasonRAGError as error:
         _fail(str(error), code=EX_TEMPFAIL if isinstance(error, Stalled) else 2)
     except OSError as error:
-        if error.errno not in _FIXABLE:
+        if error.strerror is None:  # not the system's: a full disk, a read-only folder, a wrong path, a lost disk
             raise
         what = error.filename or "the working folder or a file"
         _fail(f"{what} cannot be used ({error.strerror}); fix that and run the command again")
@@ -182,8 +163,8 @@ def _allow_files() -> None:
     """Let this process open as many files as its user may: each connection is one, and 256 or 1,024 are usual."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft not in (most, resource.RLIM_INFINITY):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _prepare_streams() -> None:

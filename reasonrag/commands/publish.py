@@ -58,27 +58,25 @@ def publish(
 
     The token is that of `hf auth login`, or HF_TOKEN. What others wrote into the card is kept.
     """
-    from reasonrag.publish.publish import PublishOptions, check
+    from reasonrag.commands.console import error_console, this_command
+    from reasonrag.publish.publish import PublishOptions, check, stage, staging_folder
+    from reasonrag.storage.files import lock
 
     options = PublishOptions(trees=not without_trees, allow=frozenset(allow), **given)
     if out is not None and not dry_run:
         raise ConfigError("--out is for --dry-run; publishing itself leaves no folder")
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"{out} is not empty; choose a new folder for --out")
     check(path, options)
-    if dry_run:
-        _dry_run(path, options, out)
-    else:
-        _publish(path, options)
-
-
-def _publish(path: Path, options: PublishOptions) -> None:
-    """Stage next to the run, search for secrets, upload, and print where it is."""
-    from reasonrag.commands.console import error_console, this_command
-    from reasonrag.publish.hub import push
-    from reasonrag.publish.publish import stage, staging_folder
-    from reasonrag.storage.files import lock
-
-    _handle_signals()
+    for number in (signal.SIGINT, signal.SIGTERM):  # after staged files are deleted; a second one ends it at once
+        signal.signal(number, _stop)
     console = error_console()
+    if dry_run:
+        with tempfile.TemporaryDirectory() if out is None else staging_folder(out) as folder:
+            _print_staged(stage(path, Path(folder), options), options, Path(folder), out)
+        return
+    from reasonrag.publish.hub import push
+
     try:
         with lock(path / ".lock"), staging_folder(path) as folder:
             staged = stage(path, folder, options)
@@ -92,43 +90,26 @@ def _publish(path: Path, options: PublishOptions) -> None:
     print(printable(f"{done.url}, {done.tag}, {visibility}" + ("" if done.changed else "; it was there already")))
 
 
-def _dry_run(path: Path, options: PublishOptions, out: Path | None) -> None:
+def _print_staged(staged: Staged, options: PublishOptions, folder: Path, out: Path | None) -> None:
     """Print what would be uploaded, and copy it to `out` if a folder is given; send nothing."""
-    from reasonrag.publish.hub import CARD
-    from reasonrag.publish.publish import stage, staging_folder
     from reasonrag.storage.files import place
 
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out} is not empty; choose a new folder for --out")
-    _handle_signals()
-    with tempfile.TemporaryDirectory() if out is None else staging_folder(out) as staging:
-        folder = Path(staging)
-        staged = stage(path, folder, options)
-        files = staged.files
-        if out is not None:
-            # Copied, because staged files may be links: edits of the copies must not change the run.
-            copies = folder.with_name("copies")
-            for name in files:
-                place(folder / name, copies / name, link=False)
-            copies.replace(out)
+    files = staged.files
+    if out is not None:
+        # Copied, because staged files may be links: edits of the copies must not change the run.
+        copies = folder.with_name("copies")
+        for name in files:
+            place(folder / name, copies / name, link=False)
+        copies.replace(out)
     for name, size in files.items():
         print(printable(f"{size:>14,}  {name}"))
-    print(printable(f"card: {CARD if out is None else out / CARD} (what others wrote into the one on the Hub is kept)"))
-    if options.public:
-        print(f"visibility: {options.repo_id} would be public if it is new; a private repository stays private")
-    else:
-        print(f"visibility: {options.repo_id} would be private; a public repository is refused without --public")
+    others = "a private repository stays private" if options.public else "a public one is refused without --public"
+    print(f"visibility: {options.repo_id} would be {'public' if options.public else 'private'} if it is new; {others}")
     print(printable(f"licence: {staged.licence}"))
     _print_findings(staged)
     if not staged.findings:
         print("search: no secrets, machine paths or e-mail addresses")
     staged.check(options.allow)
-
-
-def _handle_signals() -> None:
-    """Let Ctrl-C and SIGTERM end the command after staged files are deleted; a second one ends it at once."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
 
 
 def _stop(number: int, frame: object) -> None:

@@ -28,13 +28,11 @@ from reasonrag.core.settings import (
 )
 
 DATASET = (
-    "questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a "
-    "JSONL or Parquet file. Several, A,B, are merged; NAME:SPLIT takes a split of one"
+    "questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a JSONL or Parquet file. "
+    "Several, A,B, are merged; NAME:SPLIT takes a split of one"
 )
 LIMIT = "use a random sample of this many questions (default: all). Of several data sets, this many of each"
-UNREADABLE = (
-    "abort if more than this share of the first 60 steps (or all of the first 12) cannot be parsed; 1 only warns"
-)
+UNREADABLE = "abort if more than this share of the first 60 steps, or all of the first 12, cannot be read; 1 only warns"
 PRM = "process reward model: the folder that `prm train` wrote, or python:PACKAGE.MODULE:NAME"
 EXCLUDE = "leave out the questions of a run of build-tree or of rl train, or those named by text or id in a file"
 
@@ -78,14 +76,10 @@ class RetrievalConfig(Section):
         "or python:PACKAGE.MODULE:NAME, such as those in contrib/ (databases, web search, MCP)",
         "--retriever",
     )
-    corpus: str | None = execution(
-        None, "corpus to search: a JSONL(.gz, .zst) or Parquet file with id and contents", "--corpus"
-    )
+    corpus: str | None = execution(None, "corpus to search: a JSONL or Parquet file with id and contents", "--corpus")
     index: str | None = execution(None, "folder of an index that `index build` made", "--index")
     encoder: str | None = execution(
-        None,
-        "sentence-transformers model that encodes passages and queries: a Hub id or a folder",
-        "--encoder",
+        None, "sentence-transformers model that encodes passages and queries: a Hub id or a folder", "--encoder"
     )
     reranker: str | None = execution(
         None, "cross-encoder that reorders what an index finds: a Hub id or a folder", "--reranker"
@@ -141,16 +135,12 @@ class ModelConfig(Section):
     card: str | None = execution(
         None, "folder whose reasonrag.yaml has the policy's prompt settings (default: the one that is loaded)", "--card"
     )
-    api: Literal["chat", "completions"] = setting(
-        "chat", "API of the server: chat sends messages, completions sends text or token ids"
-    )
+    api: Literal["chat", "completions"] = setting("chat", "API of the server; completions sends text or token ids")
     tokenizer: str | None = setting(None, "tokenizer for api=completions (default: the model's own)")
     chat_template: str | None = execution(None, CHAT_TEMPLATE, "--chat-template")
     vllm: bool = setting(False, "the server is vLLM: request token ids and stop strings (default: detected)")
     seeded: bool = execution(True, "send seeds to a server; without them a sample cannot be repeated")
-    api_key_env: str = execution(
-        "OPENAI_API_KEY", "name of the environment variable with the server's API key; never the key itself"
-    )
+    api_key_env: str = execution("OPENAI_API_KEY", "environment variable with the server's API key; never the key")
     revision: str | None = setting(None, "revision of a Hub model: commit, tag or branch")
     trust_remote_code: bool = setting(False, "run Python code that comes with a model")
     temperature: float = setting(1.0, "sampling temperature; 0 is greedy decoding", "--temperature", ge=0, le=5)
@@ -158,12 +148,8 @@ class ModelConfig(Section):
     max_tokens: int = setting(512, "maximum tokens of one completion", "--max-tokens", ge=1)
     think: bool | None = setting(None, "turn thinking on or off in the chat template of a server's model")
     logprobs: bool = execution(False, "request token log-probabilities from a server")
-    timeout_s: float = execution(
-        300.0, "timeout in seconds of one request to a server, retries included; waiting does not count", gt=0
-    )
-    patience_s: float = execution(
-        600.0, "seconds to wait for a server that does not answer, for example while it restarts", ge=0
-    )
+    timeout_s: float = execution(300.0, "timeout in seconds of one request to a server, retries included", gt=0)
+    patience_s: float = execution(600.0, "seconds to wait for a server that does not answer, as at a restart", ge=0)
     concurrency: int | None = execution(
         None, "requests in flight at one server (default: as many as it answers faster for)", "--concurrency", ge=1
     )
@@ -242,11 +228,9 @@ class FormatConfig(Section):
         None, "how the policy writes the calls of format tool_calls (default: as its chat template does)"
     )
     prompts: str = execution("default", "prompt texts: default, brief, or a folder", "--prompts")
-    max_steps: int = setting(
-        8, "maximum actions of the policy in a trajectory; the last one must answer", "--max-turns", ge=1
-    )
+    max_steps: int = setting(8, "maximum actions in a trajectory; the last one must answer", "--max-turns", ge=1)
     max_searches: int | None = setting(
-        None, "maximum searches of a trajectory; after the last one the policy must answer", "--max-searches", ge=0
+        None, "maximum searches in a trajectory; after the last one the policy must answer", "--max-searches", ge=0
     )
 
 
@@ -255,8 +239,7 @@ class SearchConfig(Section):
 
     recording: str | None = execution(
         None,
-        "folder that contrib.record wrote: branch each step of an agent's conversations on these questions, with its "
-        "own messages and functions (needs format.name=tool_calls)",
+        "folder that contrib.record wrote: branch each step of an agent's conversations (needs format tool_calls)",
         "--recording",
     )
     iterations: int = setting(64, "MCTS iterations per tree", "--iterations", ge=1)
@@ -274,15 +257,12 @@ class ValueConfig(Section):
     """How nodes get values: by rollouts (Eq. 1) or a judge (Eq. 6), and SPRE."""
 
     kind: Literal["rollout", "judge", "prm"] = setting(
-        "rollout",
-        "what estimates the value of a new node: rollouts (Eq. 1), a judge (Eq. 6), or the process reward model",
-        "--value",
+        "rollout", "value of a new node: by rollouts (Eq. 1), a judge (Eq. 6), or the process reward model", "--value"
     )
     rollouts: int = setting(2, "rollouts per new node: k of Eq. 1", "--rollouts", ge=1)
     alpha: float = setting(0.9, "SPRE decay per action; 1 removes the shortest-path term", "--alpha", gt=0, le=1)
     weighting: Literal["trajectories", "visits"] = setting(
-        "trajectories",
-        "how the SPRE of a node is averaged: every complete trajectory once, or children by their visits",
+        "trajectories", "average for the SPRE of a node: every complete trajectory once, or children by their visits"
     )
 
 
@@ -291,14 +271,11 @@ class ChoiceConfig(Section):
 
     prm: str | None = execution(None, PRM, "--prm")
     candidates: int = setting(
-        1, "steps sampled in each state; the one with the highest value of --prm is taken", "--step-candidates", ge=1
+        1, "steps sampled in each state; the one that --prm values highest is taken", "--step-candidates", ge=1
     )
     best_of: int = setting(1, "attempts at a question, of which --choose keeps one", "--best-of", ge=1)
     rule: Literal["prm", "majority", "first"] = setting(
-        "prm",
-        "which of --best-of attempts is kept: the one with the highest value of --prm, the first with the most "
-        "frequent answer, or the first",
-        "--choose",
+        "prm", "attempt that is kept: by the value of --prm, by the most frequent answer, or the first", "--choose"
     )
 
 
@@ -313,9 +290,7 @@ class PairsConfig(Section):
         0.0, "minimum probability that the order of two steps is right, such as 0.8", "--min-confidence", ge=0, le=1
     )
     reward: Literal["spre", "judge", "prm"] = execution(
-        "spre",
-        "reward that pairs compare: SPRE, or the values of the judge or process reward model of --value",
-        "--pair-reward",
+        "spre", "reward that pairs compare: SPRE, or the values of the judge or model of --value", "--pair-reward"
     )
     alpha: float | None = execution(
         None, "SPRE decay per action; 1 removes the shortest-path term (default: value.alpha)", "--alpha", gt=0, le=1
@@ -330,10 +305,7 @@ class StallConfig(Section):
     """When a run that stands still is ended."""
 
     stall_s: float | None = execution(
-        None,
-        "seconds without any token, reply or commit after which a run ends with exit code 75 (default: an hour, or "
-        "twice what timeouts and patience allow)",
-        gt=0,
+        None, "seconds without a token, reply or commit after which a run ends, with exit code 75 (default: 3600)", gt=0
     )
 
 
@@ -379,17 +351,15 @@ class Config(Section):
         if reward != "spre" and self.pairs.alpha is not None:
             raise ValueError(f"pairs.alpha is for SPRE, but pairs.reward is {reward}; leave one of them out")
         if reward != "spre" and self.pairs.min_confidence:
-            raise ValueError(
-                f"pairs.min_confidence comes from the answers below two steps, but pairs.reward is {reward}; take "
-                "spre, or set pairs.min_confidence to 0"
-            )
-        choice, several = self.choice, self.choice.candidates > 1 or self.choice.best_of > 1
-        asks = self.value.kind == "prm" or choice.candidates > 1
-        if (asks or (choice.best_of > 1 and choice.rule == "prm")) and choice.prm is None:
+            raise ValueError(f"pairs.min_confidence is for SPRE, but pairs.reward is {reward}; leave one of them out")
+        choice = self.choice
+        is_sampled = choice.candidates > 1 or choice.best_of > 1
+        needs_prm = self.value.kind == "prm" or choice.candidates > 1 or (choice.best_of > 1 and choice.rule == "prm")
+        if needs_prm and choice.prm is None:
             raise ValueError("a process reward model has to value or choose; name it with --prm")
-        if choice.prm is not None and not (asks or several):
+        if choice.prm is not None and not (needs_prm or is_sampled):
             raise ValueError("the process reward model is not used; add --value prm, --step-candidates or --best-of")
-        if several and self.policy.temperature == 0:
+        if is_sampled and self.policy.temperature == 0:
             raise ValueError("greedy decoding always writes the same steps; add --temperature")
         if self.pairs.level == "trajectory" and (reward != "spre" or self.pairs.alpha is not None):
             raise ValueError("whole trajectories are compared by the F1 of their answers; leave reward and alpha out")

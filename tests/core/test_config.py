@@ -49,10 +49,7 @@ def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
         ({"judge.spec": "http://h/v1"}, "a judge is named, but nodes are valued by rollouts"),
         ({"pairs.reward": "judge"}, "no judge values the nodes"),
         ({"value.kind": "judge", "pairs.reward": "prm"}, "no prm values the nodes; add --value prm"),
-        (
-            {"value.kind": "judge", "pairs.reward": "judge", "pairs.min_confidence": 0.8},
-            "but pairs.reward is judge; take",
-        ),
+        ({"value.kind": "judge", "pairs.reward": "judge", "pairs.min_confidence": 0.8}, "min_confidence is for SPRE"),
         ({"retrieval.url": "http://h", "retrieval.corpus": "c.jsonl"}, "both a corpus and a retrieval server"),
         ({"policy.spec": "http://user:secret@host/v1"}, "user name or password"),
         ({"seed": True}, "seed: expected a number, got true"),

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from tests.retrieval.serving import sea_index, serving
 
 # What pages take for granted of other pages, made by their commands.
 HOME = """\
-reasonrag build-tree --preset demo --limit 20 --seed 0 --out runs/demo/trees
+reasonrag build-tree --preset demo --limit 20 --out runs/demo/trees
 reasonrag index build --corpus corpus.jsonl.gz --kind bm25 --out indexes/mine
 reasonrag dpo train --data runs/hotpotqa --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo --merge
 reasonrag eval --dataset hotpotqa --limit 1000 --policy base=hf:Qwen/Qwen2.5-7B-Instruct \
@@ -95,11 +94,9 @@ def places(server: str, cache: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def folder(home: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+def folder(home: Path, tmp_path: Path, once: Once, request: pytest.FixtureRequest) -> Path:
     """A page's folder, with what its story takes for granted."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    for name, source in ((name, home / MADE_AS.get(name, name)) for name in request.param):
-        target = tmp_path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    for name in request.param:
+        once.copy(home / MADE_AS.get(name, name), tmp_path / name)
     return tmp_path

@@ -212,22 +212,42 @@ def read(words: tuple[str, ...]) -> None:
 
 
 class Once:
-    """Runs commands. The very same one is run once: a page that gives it again gets a copy of what it wrote."""
+    """Runs commands. One that is equal to an earlier one but for its paths is not run again: its result is copied."""
 
     def __init__(self) -> None:
-        self._ran: dict[str, tuple[str, Path]] = {}
+        self._ran: dict[str, tuple[str, Path]] = {}  # what was printed, and the result, by command
+        self._made: dict[Path, str] = {}  # the command that made a file or folder
 
-    def __call__(self, said: list[str], folder: Path, **environment: str) -> str:
-        """What it printed."""
-        key = shlex.join(said)
-        out = Path(said[said.index("--out") + 1]) if "--out" in said else None
-        if key not in self._ran or out is None or (folder / out).exists():
-            self._ran[key] = (reasonrag(folder, *said, **environment), folder)
+    def __call__(self, words: list[str], folder: Path, **environment: str) -> str:
+        """Run a command of a page in its folder, or copy its result; return what it printed."""
+        if "--out" not in words:
+            return reasonrag(folder, *words, **environment)
+        place = words.index("--out")
+        out = folder / words[place + 1]
+        parts = [self._by_origin(word, folder) for word in words[:place] + words[place + 2 :]]
+        key = str(sorted(" ".join(parts).split(" --")))
+        if key in self._ran and not out.exists():
+            self.copy(self._ran[key][1], out)
         else:
-            source, target = self._ran[key][1] / out, folder / out
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+            self._ran[key] = (reasonrag(folder, *words, **environment), out)
+        self._made[out.resolve()] = key
         return self._ran[key][0]
+
+    def copy(self, source: Path, target: Path) -> None:
+        """Copy a file or folder, which stays known as the result of its command."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+        if source.resolve() in self._made:
+            self._made[target.resolve()] = self._made[source.resolve()]
+
+    def _by_origin(self, word: str, folder: Path) -> str:
+        """Return a word with the command that made the path in it, instead of the path."""
+        name = re.split(r"=|hf:", word)[-1]
+        path = (folder / name).resolve()
+        for parent in (path, *path.parents):
+            if parent in self._made:
+                return word.replace(name, f"{self._made[parent]}/{path.relative_to(parent)}")
+        return word
 
 
 def reasonrag(folder: Path, *words: str, **environment: str) -> str:

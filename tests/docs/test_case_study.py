@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.docs.story import PAGES, ROOT, blocks, commands, reasonrag
+from tests.docs.story import PAGES, ROOT, Once, blocks, commands, reasonrag, small
 
 PAGE = "docs/look.md"
 TEXT = PAGES[PAGE].read_text(encoding="utf-8")
 
 
-def test_the_picture_and_the_preferences_are_those_that_the_commands_make(tmp_path: Path) -> None:
+def test_the_picture_and_the_preferences_are_those_that_the_commands_make(
+    tmp_path: Path, places: dict[str, str], once: Once
+) -> None:
     case = next(block for block in blocks(PAGE) if "runs/case" in block.text)
     for command in commands(case):
-        reasonrag(tmp_path, *command.ours)
+        once(small(command, places), tmp_path)
     drawn = (tmp_path / "tree.svg").read_text(encoding="utf-8")
     assert drawn == (ROOT / "docs" / "images" / "case-study.svg").read_text(encoding="utf-8")
     shown = reasonrag(tmp_path, "show", "runs/case", "demo-train-000261")

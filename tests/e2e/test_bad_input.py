@@ -114,10 +114,6 @@ def test_a_retrieval_server_that_refuses_connections(world: World, out: tuple[st
     assert "127.0.0.1:9" in line
 
 
-def test_a_former_command_names_what_replaced_it() -> None:
-    assert refusal("stats", "run").endswith("use reasonrag show RUN")
-
-
 def test_a_server_that_refuses_the_key_does_not_get_it_printed(world: World, out: tuple[str, Path]) -> None:
     rejected = Answer(401, '{"error": {"message": "this key is not known: {authorization}"}}')
     with Stub(always(rejected)) as server:
