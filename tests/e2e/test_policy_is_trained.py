@@ -14,20 +14,20 @@ from tests.e2e import product
 
 pytestmark = pytest.mark.slow
 run = product.run
-SHORT = ("--set", "max_steps=6", "--batch-size", "4")
+SHORT = ("--set", "max_steps=2", "--batch-size", "4")
 
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the demo policy: 24 questions, a few dozen pairs. Read only."""
+    """A run of the demo policy: ten questions, some dozen pairs. Read only."""
     out = tmp_path_factory.mktemp("trained") / "trees"
-    product.build("--preset", "demo", "--limit", "24", "--seed", "3", "--out", out)
+    product.build("--preset", "demo", "--limit", "10", "--seed", "3", "--out", out)
     return out
 
 
 @pytest.fixture(scope="module")
 def trained(trees: Path) -> Path:
-    """A policy after six optimizer steps on them. Read only."""
+    """A policy after two optimizer steps on them. Read only."""
     out = trees.parent / "dpo"
     done = run("dpo", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", out)
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def refused(*args: str | Path) -> str:
 
 def test_training_says_what_it_reads_and_leaves_a_policy_with_its_curves(trees: Path, trained: Path) -> None:
     summary = read(trained / "training.json")
-    assert (summary["stage"], summary["steps"]) == ("dpo", 6)
+    assert (summary["stage"], summary["steps"]) == ("dpo", 2)
     assert summary["data"]["train"]["pairs"] == product.summary(trees)["pairs"]["train"]
     assert {p.name for p in trained.iterdir()} >= {
         *("model.safetensors", "config.json", "tokenizer.json", "reasonrag.yaml", "curves.svg", "curves.png")
@@ -84,7 +84,7 @@ def test_a_trained_policy_is_asked_as_it_was_trained_without_a_preset(trained: P
 def test_two_policies_give_a_table_paired_differences_and_a_plot(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "eval"
     command = (
-        *("eval", "--preset", "demo", "--limit", "12", "--temperature", "0,1", "--out", out),
+        *("eval", "--preset", "demo", "--limit", "6", "--temperature", "0,1", "--out", out),
         *("--policy", "base=demo", "--policy", f"dpo=hf:{trained}"),
     )
     done = run(*command)
@@ -92,7 +92,7 @@ def test_two_policies_give_a_table_paired_differences_and_a_plot(trained: Path, 
     assert "base" in done.stdout and "t1_s8_k1" in done.stdout
     figures = read(out / "metrics.json")
     for metric in ("em", "f1", "acc", "retrievals", "steps", "format_rate"):
-        assert set(figures[metric]) == {"mean", "low", "high", "n"} and figures[metric]["n"] == 12
+        assert set(figures[metric]) == {"mean", "low", "high", "n"} and figures[metric]["n"] == 6
     compared = {(d["policy"], d["baseline"], d["setting"]) for d in figures["differences"]}
     assert compared == {("dpo", "base", "t0_s8_k1"), ("dpo", "base", "t1_s8_k1")}
     assert (out / "report.md").read_text().startswith("# Evaluation")
@@ -101,21 +101,6 @@ def test_two_policies_give_a_table_paired_differences_and_a_plot(trained: Path, 
     again = run(*command)
     assert again.returncode == 0 and ", 0 calls" in again.stderr
     assert read(out / "metrics.json")["calls"] == calls
-
-
-def test_whole_trajectories_train_a_policy_too(trees: Path, tmp_path: Path) -> None:
-    pairs = tmp_path / "outcome"
-    assert run("pairs", trees, "--level", "trajectory", "--out", pairs).returncode == 0
-    done = run("dpo", "train", "--preset", "demo", "--data", pairs, *SHORT, "--out", tmp_path / "dpo")
-    assert done.returncode == 0, done.stderr
-    assert read(tmp_path / "dpo" / "training.json")["steps"] == 6
-
-
-def test_sft_trains_on_the_chosen_steps(trees: Path, tmp_path: Path) -> None:
-    done = run("sft", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", tmp_path / "sft")
-    assert done.returncode == 0, done.stderr
-    assert read(tmp_path / "sft" / "training.json")["stage"] == "sft"
-    assert (tmp_path / "sft" / "reasonrag.yaml").exists()
 
 
 def test_adapters_are_merged_into_a_folder_that_needs_no_peft(trees: Path, tmp_path: Path) -> None:
@@ -128,7 +113,7 @@ def test_adapters_are_merged_into_a_folder_that_needs_no_peft(trees: Path, tmp_p
     assert not list(merged.glob("adapter*")) and (merged / "model.safetensors").exists()
     for name, folder in (("adapter", tmp_path / "lora"), ("merged", merged)):
         done = run(
-            *("eval", "--preset", "demo", "--limit", "8", "--policy", f"{name}=hf:{folder}"),
+            *("eval", "--preset", "demo", "--limit", "4", "--policy", f"{name}=hf:{folder}"),
             *("--out", tmp_path / f"eval-{name}"),
         )
         assert done.returncode == 0, done.stderr
@@ -169,8 +154,3 @@ def test_prompts_that_do_not_fit_are_reported_and_refused(trees: Path, tmp_path:
 
 def test_a_folder_of_something_else_is_no_evaluation(trees: Path) -> None:
     assert "run of build-tree" in refused("eval", "--preset", "demo", "--policy", "demo", "--out", trees)
-
-
-def test_numbers_of_a_sweep_have_to_be_numbers(tmp_path: Path) -> None:
-    line = refused("eval", "--preset", "demo", "--policy", "demo", "--max-turns", "2,x", "--out", tmp_path / "out")
-    assert "'2,x'" in line

@@ -144,7 +144,17 @@ def test_a_policy_trained_on_a_published_version_is_asked_as_that_run_asked(
     trained = product.run(
         *("dpo", "train", "--data", f"{ID}@v1.0.0:pairs", "--model", "demo", "--set", "max_steps=1", "--set"),
         # The demo policy reads 512 tokens, a little less than the longest of these pairs has.
-        *("method=full", "--max-dropped", "0.02", "--out", tmp_path / "policy"),
+        *(
+            "method=full",
+            "--max-dropped",
+            "0.02",
+            "--batch-size",
+            "1",
+            "--accumulation",
+            "1",
+            "--out",
+            tmp_path / "policy",
+        ),
         **online,
     )
     assert trained.returncode == 0, trained.stderr
@@ -235,7 +245,7 @@ def tree_bytes(folder: Path) -> dict[str, bytes]:
 REFUSED: dict[str, Callable[[Path, Path], tuple[str | Path, ...]]] = {
     "is not empty": lambda run, tmp: (run, "--repo-id", ID, "--dry-run", "--out", run),
     "--out is for --dry-run": lambda run, tmp: (run, "--repo-id", ID, "--out", tmp / "x"),
-    "is neither a run": lambda run, tmp: (tmp / "no/thing", "--repo-id", ID),
+    "is neither a finished run": lambda run, tmp: (tmp / "no/thing", "--repo-id", ID),
     "OWNER/NAME": lambda run, tmp: (run, "--repo-id", "name"),
     "give it as --license": lambda run, tmp: (run, "--repo-id", ID, "--public"),
 }
