@@ -5,7 +5,6 @@ from __future__ import annotations
 import binascii
 import hashlib
 from array import array
-from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,8 @@ from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, caller
 from reasonrag.storage.journal import Journal
 
+# Fields that are stored as base64 of an array of int32 or float32: a quarter of their JSON.
+_PACKED = {"token_ids": "i", "logprobs": "f"}
 _WITHOUT_SLOTS = 32  # requests in flight, if neither engine nor settings limit them
 
 
@@ -145,36 +146,25 @@ def _as_stored(completion: Completion) -> Completion:
 
 def _encode(completion: Completion) -> dict[str, Any]:
     """Return the fields of a completion that are not None, numbers packed."""
-    fields = {
+    fields: dict[str, Any] = {
         "text": completion.text,
         "finish_reason": completion.finish_reason.value,
-        "token_ids": _pack(completion.token_ids, "i"),
-        "logprobs": _pack(completion.logprobs, "f"),
+        "token_ids": completion.token_ids,
+        "logprobs": completion.logprobs,
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": completion.completion_tokens,
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    known = {name: value for name, value in fields.items() if value is not None}
+    for name in _PACKED.keys() & known.keys():
+        known[name] = binascii.b2a_base64(array(_PACKED[name], known[name]), newline=False).decode()
+    return known
 
 
 def _decode(stored: dict[str, Any]) -> Completion:
-    return Completion(
-        stored["text"],
-        FinishReason(stored["finish_reason"]),
-        _unpack(stored.get("token_ids"), "i"),
-        _unpack(stored.get("logprobs"), "f"),
-        None,
-        stored.get("prompt_tokens"),
-        stored.get("completion_tokens"),
-    )
-
-
-def _pack(numbers: Iterable[float] | None, code: str) -> str | None:
-    """Return numbers as text that takes a quarter of their JSON: base64 of an array of int32 ("i") or float32 ("f")."""
-    return None if numbers is None else binascii.b2a_base64(array(code, numbers), newline=False).decode()
-
-
-def _unpack(packed: str | None, code: str) -> tuple[Any, ...] | None:
-    return None if packed is None else tuple(array(code, binascii.a2b_base64(packed)))
+    fields = stored | {"finish_reason": FinishReason(stored["finish_reason"])}
+    for name in _PACKED.keys() & fields.keys():
+        fields[name] = tuple(array(_PACKED[name], binascii.a2b_base64(fields[name])))
+    return Completion(**fields)
 
 
 def _total(counts: list[int | None]) -> int | None:

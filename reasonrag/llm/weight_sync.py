@@ -13,6 +13,7 @@ time counts against `ServerLLM`'s `timeout_s`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import http.client
 import json
 import re
@@ -270,9 +271,9 @@ def _chunks(named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> It
 def merged_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight of a model, with adapters merged, under its name in the base model's checkpoint.
 
-    The model itself does not change by a bit: each adapted layer is merged only while it is copied, and then restored
-    from a copy; subtracting the adapter in bfloat16 would degrade the base weights with every push. Tied weights are
-    yielded once. Weights sharded over processes (FSDP2) are gathered, so every process has to iterate.
+    The model itself does not change by a bit: adapters are merged into copies of their layers, one after another, as
+    subtracting them in bfloat16 would degrade the base weights with every push. Tied weights are yielded once. Weights
+    sharded over processes (FSDP2) are gathered, so every process has to iterate.
 
     Args:
         model: a model of transformers, bare or wrapped by PEFT, such as `accelerator.unwrap_model(trainer.model)`.
@@ -321,19 +322,9 @@ def _adapted(model: Any) -> tuple[list[Any], tuple[str, ...]]:
     return layers, tuple(hidden)
 
 
-def _merged(parameter: Any, layers: list[Any]) -> Tensor:
+def _merged(parameter: Any, layers: list[Any]) -> Any:
     """Return a copy of a base weight with the adapters of its layers merged."""
-    import torch
-
-    with torch.no_grad():
-        base_weights = [weight for layer in layers for weight in layer.get_base_layer().parameters()]
-        saved = [weight.detach().clone() for weight in base_weights]
-        try:
-            for layer in layers:
-                layer.merge()
-            return parameter.detach().clone()
-        finally:
-            for layer in layers:
-                layer.unmerge()
-            for weight, before in zip(base_weights, saved, strict=True):
-                weight.data.copy_(before)
+    copies: dict[int, Any] = {}  # by the id of what was copied
+    for layer in copy.deepcopy(layers, copies):
+        layer.merge()
+    return copies[id(parameter)].detach()
