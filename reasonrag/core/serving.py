@@ -13,7 +13,7 @@ import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -46,21 +46,18 @@ _KEEP_ALIVE_S = 120
 class Refusal(Exception):
     """A request is not answered: the HTTP status, and the reason in one line."""
 
-    def __init__(self, status: int, detail: str, **headers: str) -> None:
-        """Take headers of the answer by name, with `_` for `-`: `Retry_After="1"`."""
+    def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
         self.status = status
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
 @dataclass(slots=True)
 class Response:
-    """An answer."""
+    """An answer. A client may ask again after a second if its status is 503."""
 
     body: bytes
     status: int = 200
     media_type: str = "application/json"
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 Endpoint = Callable[[Scope, Receive], Awaitable[Response]]
@@ -108,9 +105,10 @@ class App:
                 await self.converse(scope, receive, send)
                 return
             response = await self.answer(scope, receive)
-            head = {"content-type": response.media_type, "content-length": len(response.body), **response.headers}
-            headers = [(name.encode("latin-1"), str(value).encode("latin-1")) for name, value in head.items()]
-            await send({"type": "http.response.start", "status": response.status, "headers": headers})
+            head = {b"content-type": response.media_type.encode(), b"content-length": b"%d" % len(response.body)}
+            if response.status == 503:
+                head[b"retry-after"] = b"1"
+            await send({"type": "http.response.start", "status": response.status, "headers": [*head.items()]})
             await send({"type": "http.response.body", "body": response.body})
         except Refusal:
             await send({"type": "websocket.close"})  # before it is accepted: HTTP 403
@@ -128,12 +126,12 @@ class App:
             refusal = error
         except asyncio.CancelledError:
             # The drain is over its deadline. The task ends here in any case; the client learns why.
-            refusal = Refusal(503, "the server stopped before the answer was there", Retry_After="1")
+            refusal = Refusal(503, "the server stopped before the answer was there")
         except Exception as error:
             # Its message may quote the request.
             log.error("a request failed", error=type(error).__name__)
             refusal = Refusal(500, f"internal error ({type(error).__name__})")
-        return Response(json.dumps({"detail": str(refusal)}).encode(), refusal.status, headers=refusal.headers)
+        return Response(json.dumps({"detail": str(refusal)}).encode(), refusal.status)
 
     async def converse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket until it is closed; raise Refusal if this path has none."""
@@ -158,8 +156,8 @@ class App:
         if scope["path"] not in self.routes:
             raise Refusal(404, f"there is nothing here; ask one of {', '.join(self.routes)}")
         method, endpoint = self.routes[scope["path"]]
-        if scope["method"] not in (method, "HEAD" if method == "GET" else method):
-            raise Refusal(405, f"{scope['path']} takes {method}", Allow=method)
+        if scope["method"] != method:
+            raise Refusal(405, f"{scope['path']} takes {method}")
         return endpoint
 
     async def body(self, scope: Scope, receive: Receive) -> bytes:

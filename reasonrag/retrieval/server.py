@@ -22,7 +22,6 @@ log = structlog.get_logger()
 MAX_QUERIES, MAX_TOP_K, MAX_PASSAGES, MAX_QUERY_CHARS = 4096, 1000, 100_000, 4096
 
 _PROBE = "Who wrote the first encyclopedia?"
-_RETRY_AFTER_S = "1"
 _MAX_BATCH = 256  # queries that are searched together
 # One batch is searched while the next one is ready, so the search thread never waits for replies to be written.
 _BATCHES_IN_WORK = 2
@@ -117,13 +116,13 @@ class RetrievalApp(App):
                 raise Refusal(413, f"{count} queries of topk {top_k}; at most {MAX_PASSAGES} passages a request")
             # An empty queue admits a request of any size: a larger one could never enter otherwise.
             if self._unanswered and self._unanswered + count > self._max_queue:
-                raise Refusal(503, "the queue is full", Retry_After=_RETRY_AFTER_S)
+                raise Refusal(503, "the queue is full")
             self._unanswered += count
             try:
                 rankings = await self._batched.search([query[:MAX_QUERY_CHARS] for query in request.queries], top_k)
             except BackendError as error:
                 log.warning("search failed", cause=error.cause)
-                raise Refusal(503, f"the index does not answer ({error.cause})", Retry_After=_RETRY_AFTER_S) from None
+                raise Refusal(503, f"the index does not answer ({error.cause})") from None
             finally:
                 self._unanswered -= count
             return Response(reply(rankings, scores=request.return_scores))
