@@ -137,7 +137,7 @@ def test_an_engine_that_says_no_limit_is_never_starved_nor_asked_for_much_more_t
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.2])
-@pytest.mark.parametrize("room", [8, 50, 200])
+@pytest.mark.parametrize("room", [8, 200])
 def test_an_engine_that_refuses_what_it_has_no_room_for_is_kept_busy_with_few_refusals(room, chance):
     async def main():
         engine = Engine(refuses=room, chance=chance)

@@ -144,6 +144,8 @@ def test_values_of_the_environment_are_known_in_every_form(monkeypatch: pytest.M
         assert redact(f"it is {form}, twice: {form}.") == "it is ***, twice: ***."
     monkeypatch.delenv("MY_DATABASE_PASSWORD")
     assert redact(value) is value
+    monkeypatch.setenv("MY_TOKEN", "correct-horse-\udcff\udc80-battery")  # bytes that are not text
+    assert redact("correct-horse") == "correct-horse"
 
 
 def test_data_is_never_changed_without_a_word_that_names_the_variable(
@@ -165,11 +167,6 @@ def test_a_stream_lets_no_secret_through_however_it_is_written_to() -> None:
     print(JWT, file=stream)
     click.echo(JWT, file=stream)  # which writes bytes by itself to a stream of ASCII
     assert raw.getvalue() == b"***\n" * 4
-
-
-def test_bytes_in_the_environment_that_are_no_text_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_TOKEN", "correct-horse-\udcff\udc80-battery")
-    assert redact("correct-horse") == "correct-horse"
 
 
 @pytest.mark.parametrize(
@@ -209,42 +206,18 @@ def test_found_secrets_are_in_order_and_apart(monkeypatch: pytest.MonkeyPatch) -
     assert redact(redact(text)) == redact(text)
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        *(
-            "a",
-            "hf_",
-            "sk-",
-            "sk-a1",
-            "AKIA",
-            "xoxb-",
-            "wandb",
-            "eyJ",
-            "eyJaaaaaaaa.",
-            "eyJaaaaaaaa.eyJaaaaaaaa",
-            "%22",
-        ),
-        *("-----BEGIN", "-----BEGIN PRIVATE KEY-----", "-----BEGIN A PRIVATE KEY-----\nAAAAAAAAAAAAAAAAAAAAA", "\\"),
-        *(
-            "://",
-            "://a:",
-            "@://a",
-            "@://a:b",
-            "%3a%2f%2f",
-            "%3a%2f%2fa%3a",
-            "token=",
-            "token=a1b2c3d4e5f6",
-            "password: ",
-        ),
-        *("authorization: ", "Authorization: Bearer ", "bearer ", 'token"', "token&quot;", "secret" + " " * 4 + "="),
-    ],
-)
+HOSTILE = "a hf_ sk- sk-a1 AKIA xoxb- wandb eyJ eyJaaaaaaaa. eyJaaaaaaaa.eyJaaaaaaaa %22 -----BEGIN \\ :// ://a: @://a"
+HOSTILE += ' @://a:b %3a%2f%2f %3a%2f%2fa%3a token= token=a1b2c3d4e5f6 token" token&quot;'
+PHRASES = ["-----BEGIN PRIVATE KEY-----", "-----BEGIN A PRIVATE KEY-----\nAAAAAAAAAAAAAAAAAAAAA", "password: "]
+PHRASES += ["authorization: ", "Authorization: Bearer ", "bearer ", "secret    ="]
+
+
+@pytest.mark.parametrize("piece", [*HOSTILE.split(), *PHRASES])
 def test_hostile_text_takes_linear_time(piece: str) -> None:
-    text = "@=%-_ token wandb bearer " + piece * (200_000 // len(piece))
+    text = "@=%-_ token wandb bearer " + piece * (100_000 // len(piece))
     began = time.process_time()
     redact(text)
-    assert time.process_time() - began < 20  # a fifth of a second where it is linear, minutes where it is not
+    assert time.process_time() - began < 5  # a tenth of a second where it is linear, minutes where it is not
 
 
 @pytest.mark.data

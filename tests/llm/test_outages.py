@@ -9,17 +9,16 @@ from contextlib import ExitStack, aclosing
 from threading import Event
 
 import pytest
-from aiohttp import web
 from structlog.testing import capture_logs
 
-from reasonrag.core.errors import Interrupted, LLMError
+from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.storage.journal import Journal
 from tests.fakes.model_server import FakeOpenAI
-from tests.fakes.stubs import Answer, Fault, Held, always, in_turn
+from tests.fakes.stubs import Answer, Fault, Held, always
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
 
@@ -41,63 +40,6 @@ async def ask(llm: ServerLLM, question: str, calls: int, replied: Callable[[str,
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-
-
-def test_a_server_that_was_given_up_is_asked_by_the_next_request():
-    async def main(server: Server) -> list[str]:
-        llm, replies = ServerLLM(server.base_url, "m"), []
-        with pytest.raises(LLMError, match="503"):
-            await ask(llm, "given up", 1, lambda _, text: replies.append(text))
-        async with asyncio.timeout(60):
-            await ask(llm, "next", 1, lambda _, text: replies.append(text))
-        await llm.aclose()
-        return replies
-
-    with Server() as server:
-        server.script = in_turn(Answer(503, headers={"Retry-After": "1000000000"}))
-        assert asyncio.run(main(server)) == [str(server.port)]
-
-
-def test_a_server_that_says_503_while_it_works_on_others_loses_no_request():
-    class FullServer(Server):
-        inside = 0
-
-        async def good(self, request: web.Request, body: object) -> web.StreamResponse:
-            if self.inside == 4:
-                return web.Response(status=503)
-            self.inside += 1
-            await asyncio.sleep(0.02)
-            self.inside -= 1
-            return await super().good(request, body)
-
-    async def main(server: Server) -> list[str]:
-        llm, replies = ServerLLM(server.base_url, "m", concurrency=16, max_retries=0, backoff_s=0.01), []
-        try:
-            await asyncio.gather(*(ask(llm, str(i), 5, lambda _, text: replies.append(text)) for i in range(20)))
-        finally:
-            await llm.aclose()
-        return replies
-
-    with FullServer(latency_s=0.0) as server:
-        assert asyncio.run(main(server)) == [str(server.port)] * 100
-
-
-def test_a_stop_ends_the_wait_for_a_server(tmp_path):
-    async def main(server: Server, journal: Journal) -> None:
-        llm = JournaledLLM(ServerLLM(server.base_url, "m"), journal, kind="policy")
-        asked = [asyncio.create_task(llm.complete(PROMPT, Sampling(seed=i))) for i in range(8)]
-        await asyncio.sleep(0.1)
-        server.stop()
-        await until(lambda: llm.slots.waiting == 8)
-        journal.drain()
-        ended = await asyncio.gather(*asked, return_exceptions=True)
-        await llm.aclose()
-        assert all(isinstance(error, Interrupted) for error in ended)
-
-    with Server(latency_s=60.0) as server:
-        journal = Journal(tmp_path / "journal.sqlite")
-        asyncio.run(main(server, journal))
-        journal.close()
 
 
 @pytest.mark.parametrize("status", [429, 500])

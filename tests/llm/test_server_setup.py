@@ -49,14 +49,6 @@ def test_check_says_that_nobody_answers():
     assert caught.value.cause == "unreachable" and KEY not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000/v1", "ftp://host/v1", "http://", "http://[::1/v1", "http://u:p@host/v1"]
-)
-def test_a_base_url_that_cannot_work_is_refused(url):
-    with pytest.raises(ConfigError):
-        ServerLLM(url, "fake")
-
-
 def test_an_address_without_the_version_is_told_what_it_lacks():
     class Page(FakeOpenAI):
         async def _list(self, request: web.Request) -> web.Response:
@@ -91,12 +83,6 @@ def test_a_refusal_names_the_variable_of_the_key(status, key, said, monkeypatch)
         messages = [asyncio.run(ask(asked)) for asked in ("check", "complete")]
     for message in messages:
         assert f"HTTP {status}: who are you ({said}; it is read from SEA_KEY)" in message and KEY not in message
-
-
-def test_a_key_that_no_header_may_hold_is_refused_without_being_shown():
-    with pytest.raises(ConfigError) as caught:
-        ServerLLM("http://127.0.0.1:1/v1", "fake", api_key=KEY + "\nX-Other: 1")
-    assert KEY not in str(caught.value)
 
 
 def test_neither_name_nor_repr_shows_a_path_or_the_key():
