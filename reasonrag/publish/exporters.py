@@ -18,9 +18,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,30 +108,20 @@ def output(out: Path, marker: str, *names: str) -> Iterator[dict[str, int]]:
         write_json(out / marker, counts)
 
 
-def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write one JSON object a line, atomically; return how many. Without rows no file is written.
-
-    Values that JSON cannot hold, such as dates of a foreign table, are written as text.
-    """
-    remaining = iter(rows)
-    first = next(remaining, None)
-    if first is None:
-        return 0
-    count = 0
-    with writing(path) as file:
-        for row in chain([first], remaining):
-            count += 1
-            line = json.dumps(row, ensure_ascii=False, default=str)
-            file.write(valid_unicode(line).encode() + b"\n")
-    return count
-
-
 # Pairs
 
 
-@contextlib.contextmanager
-def _exported_pairs(run: Path, out: Path, tool: str, convert: Callable[[Row], Row]) -> Iterator[dict[str, int]]:
-    """Write `train.jsonl` and, if questions are held out, `test.jsonl`; yield the rows by split.
+def export_pairs(run: Path, out: Path, *, tool: str = "jsonl", convert: Callable[[Row], Row] = dict) -> dict[str, int]:
+    """Write `train.jsonl` and, if questions are held out, `test.jsonl`; return the rows by split.
+
+    LLaMA-Factory also gets `dataset_info.json` with the data sets `reasonrag_train` and `reasonrag_test`. Use it with
+    `dataset_dir: OUT`, `dataset: reasonrag_train`, `eval_dataset: reasonrag_test`.
+
+    Args:
+        run: folder of a finished run.
+        out: a new folder.
+        tool: names the marker file.
+        convert: returns a row of the tool, or raises `Unusable`.
 
     Raises:
         RunError: the run is not finished, or the folder cannot be written.
@@ -148,25 +137,20 @@ def _exported_pairs(run: Path, out: Path, tool: str, convert: Callable[[Row], Ro
     if not splits:
         raise DataError(f"{run}: no pairs to export; build trees of more questions, or lower pairs.min_margin")
 
-    def converted(split: str) -> Iterator[Row]:
-        problems = RowProblems(f"{run}, {split} pairs")
-        for number, row in enumerate(read_shards(run / "pairs", split, pair_schema()), 1):
-            try:
-                yield convert(row)
-            except Unusable as reason:
-                problems.add(str(reason), number)
-        problems.check(f"{tool} cannot read these; export with --to trl or --to jsonl instead.")
-
     with output(out, f"{tool}-export.json", "train.jsonl", "test.jsonl", _INFO) as counts:
         for split in splits:
-            counts[split] = write_json_lines(out / f"{split}.jsonl", converted(split))
-        yield counts
-
-
-def export_json_lines(run: Path, out: Path) -> dict[str, int]:
-    """Write a run's pairs with the columns of the tables; return the rows by split."""
-    with _exported_pairs(run, out, "jsonl", dict) as counts:
-        return counts
+            problems = RowProblems(f"{run}, {split} pairs")
+            with writing(out / f"{split}.jsonl") as file:
+                for number, row in enumerate(read_shards(run / "pairs", split, pair_schema()), 1):
+                    try:
+                        file.write(valid_unicode(json.dumps(convert(row), ensure_ascii=False)).encode() + b"\n")
+                    except Unusable as reason:
+                        problems.add(str(reason), number)
+                problems.check(f"{tool} cannot read these; export with --to trl or --to jsonl instead.")
+            counts[split] = number
+        if tool == "llamafactory":
+            write_json(out / _INFO, {f"reasonrag_{split}": description(f"{split}.jsonl") for split in splits})
+    return counts
 
 
 def export_trl(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[str, int]:
@@ -175,8 +159,7 @@ def export_trl(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[st
     A step that ended its turn ends with the policy's own end-of-turn token. `tokenizer` is the folder or Hub name of a
     model with the policy's chat template; None: the policy of the run.
     """
-    with _exported_pairs(run, out, "trl", partial(_as_texts, _chat_template(run, tokenizer))) as counts:
-        return counts
+    return export_pairs(run, out, tool="trl", convert=partial(_as_texts, _chat_template(run, tokenizer)))
 
 
 def _as_texts(chat: ChatTemplate, row: Row) -> Row:
@@ -207,16 +190,6 @@ def _chat_template(run: Path, tokenizer: str | None) -> ChatTemplate:
     path = model_path(model)
     path = tokenizer_path(path, adapter_base(Path(path)) or path)
     return ChatTemplate.load(path, template=config.policy.chat_template)
-
-
-def export_llamafactory(run: Path, out: Path) -> dict[str, int]:
-    """Write one file per split, and `dataset_info.json` with the data sets `reasonrag_train` and `reasonrag_test`.
-
-    Use it with `dataset_dir: OUT`, `dataset: reasonrag_train`, `eval_dataset: reasonrag_test`.
-    """
-    with _exported_pairs(run, out, "llamafactory", sharegpt) as counts:
-        write_json(out / _INFO, {f"reasonrag_{split}": description(f"{split}.jsonl") for split in counts})
-    return counts
 
 
 def description(file_name: str) -> dict[str, Any]:
@@ -360,9 +333,9 @@ def export_graphml(run: Path, out: Path) -> dict[str, int]:
 # Called with the run and the folder; exporters that render prompts take `tokenizer`, those of questions `prompts`.
 EXPORTERS: dict[str, Callable[..., dict[str, int]]] = {
     "trl": export_trl,
-    "llamafactory": export_llamafactory,
+    "llamafactory": partial(export_pairs, tool="llamafactory", convert=sharegpt),
     "verl": export_questions,
     "search-r1": partial(export_questions, tool="search-r1"),
-    "jsonl": export_json_lines,
+    "jsonl": export_pairs,
     "graphml": export_graphml,
 }

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from reasonrag.core.config import POLICY_CARD, Config, PolicyCard
 from reasonrag.core.errors import ConfigError, DataError, RunError
@@ -25,24 +25,20 @@ from reasonrag.core.text import excerpt, quoted
 from reasonrag.evaluation.tables import differences_table, results_table
 from reasonrag.formats import open_format
 from reasonrag.llm.model_folder import model_checksum
-from reasonrag.publish.card import UNKNOWN, Yaml, fenced, fenced_yaml, merge_card, render
+from reasonrag.publish.card import UNKNOWN, Yaml, fenced_yaml, merge_card, render
 from reasonrag.publish.hub import CARD, Upload, check_target, files_of
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
 from reasonrag.publish.verify import mapping, verify
 from reasonrag.storage.files import lock, naming, place, require_json, write_json, write_text
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import Row, read_batches, shard_paths
+from reasonrag.storage.parquet import read_batches, shard_paths
 from reasonrag.storage.questions import splits_of_names
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 from reasonrag.training.folder import MERGED, SUMMARY, check_trained, finished, without_places, written_files
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 ALLOWED = (EMAIL, PATH)  # kinds of findings that a person may allow; secrets are not among them
 
 _PAIR_TABLES = {"step": pair_schema, "trajectory": trajectory_pair_schema}
-_MESSAGE_CHARS = 1_500
 # Licences of questions, then of paragraphs (`data/README.md`). Wikipedia changed its licence from CC BY-SA 3.0 to 4.0
 # in June 2023; these paragraphs are older.
 _LICENCES = {
@@ -260,7 +256,6 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
             policy_card.write(folder)
     verified = verify(folder)
     verified.refuse_grave()
-    (example,) = next(read_batches((files.get("train") or files["test"])[0], table())).slice(0, 1).to_pylist()
 
     compared = "steps" if level == "step" else "whole trajectories"
     names = sorted({name for name, _ in counts})
@@ -289,9 +284,8 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
         contradictions=verified.pairs,
         config=config,
         summary=summary,
-        example=_example(example),
-        columns=[(name, _type_name(type), meaning) for name, type, meaning in table.columns],
-        tree_columns=[(name, _type_name(type), meaning) for name, type, meaning in tree_schema.columns],
+        columns=table.columns,
+        tree_columns=tree_schema.columns,
         settings=fenced_yaml(config.model_dump(mode="json", include={"search", "value", "pairs", "format"})),
         policy_kind=(config.policy.address.backend or BACKENDS["hf"]).description,
         sources=[(name, splits.get(name), ", ".join(known) or UNKNOWN) for name, known in sources.items()],
@@ -333,27 +327,6 @@ def _configs(files: Mapping[str, list[Path]]) -> list[Yaml]:
         patterns[name].append({"split": split, "path": f"{name}/{split}-*"})
     configs = [{"config_name": "pairs", "data_files": patterns["pairs"], "default": True}]
     return configs + [{"config_name": "trees", "data_files": patterns["trees"]}] * ("nodes" in files)
-
-
-def _type_name(type: pa.DataType) -> str:
-    """Name a type as people write it: `list of {role, content}`."""
-    import pyarrow as pa
-
-    if pa.types.is_list(type):
-        return f"list of {_type_name(type.value_type)}"
-    return f"{{{', '.join(field.name for field in type)}}}" if pa.types.is_struct(type) else str(type)
-
-
-def _example(row: Row) -> Any:
-    """Show a pair as one block of code: prompt, chosen and rejected."""
-    lines = []
-    for name in ("prompt", "chosen", "rejected"):
-        steps = row.get(f"{name}_steps") or ()  # of a pair of whole trajectories, which has no prompt
-        lines += [f"── {name} ──", *(step["text"][:_MESSAGE_CHARS] for step in steps)]
-        lines += [f"[{message['role']}] {message['content'][:_MESSAGE_CHARS]}" for message in row.get(name) or ()]
-        lines.append("")
-    lines.append(f"chosen_reward: {row['chosen_reward']:.4g}, rejected_reward: {row['rejected_reward']:.4g}")
-    return fenced("\n".join(lines), "text")
 
 
 # Policies

@@ -8,7 +8,7 @@ import pytest
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.dpo.preferences import Unusable, as_pair, import_pairs, read_preferences, read_row
-from reasonrag.publish.exporters import export_json_lines, sharegpt
+from reasonrag.publish.exporters import export_pairs, sharegpt
 from reasonrag.storage.parquet import read_shards, write_parquet
 from reasonrag.storage.tables import pair_schema
 from tests.pipeline.test_build import run
@@ -163,7 +163,7 @@ def test_a_parquet_file_is_read_as_json_lines_are(tmp_path):
 def test_a_runs_pairs_come_back_from_json_lines_as_they_were(tmp_path):
     _, summary = run(tmp_path / "run", overrides={"pairs.test_share": 0.3})
     counted = {split: summary["pairs"][split] for split in ("train", "test")}
-    assert export_json_lines(tmp_path / "run", tmp_path / "lines") == counted
+    assert export_pairs(tmp_path / "run", tmp_path / "lines") == counted
     lines = {split: tmp_path / f"lines/{split}.jsonl" for split in counted}
     assert import_pairs(lines["train"], tmp_path / "back", test=lines["test"]) == counted | KEPT
     for split in counted:

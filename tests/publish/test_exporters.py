@@ -19,8 +19,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.publish.exporters import (
     EXPORTERS,
     description,
-    export_json_lines,
-    export_llamafactory,
+    export_pairs,
     export_questions,
     export_trl,
     sharegpt,
@@ -76,7 +75,7 @@ def aligned(info, row):
 
 
 def test_llamafactory_reads_every_pair_as_it_was_asked_and_answered(finished, tmp_path):
-    counts = export_llamafactory(finished, tmp_path / "out")
+    counts = EXPORTERS["llamafactory"](finished, tmp_path / "out")
     described = json.loads((tmp_path / "out/dataset_info.json").read_text())
     assert described.keys() == {"reasonrag_train", "reasonrag_test"}
     for split in ("train", "test"):
@@ -223,7 +222,7 @@ def test_an_export_is_repeated_with_equal_bytes_and_never_into_anothers_folder(n
 )
 def test_a_run_without_pairs_that_messages_can_hold_is_refused(overrides, reason, tmp_path):
     run(tmp_path / "run", overrides=overrides, questions=QUESTIONS[:3])
-    for export in (export_json_lines, export_llamafactory):
+    for export in (export_pairs, EXPORTERS["llamafactory"]):
         with pytest.raises(DataError, match=reason):
             export(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
