@@ -31,9 +31,8 @@ from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine, derive_seed
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row as Plan
-from reasonrag.training.folder import BEST
 from reasonrag.training.model import load_weights, lora_config
-from reasonrag.training.run import Log, TrainingRun, save_policy
+from reasonrag.training.run import BEST, Log, TrainingRun, save_policy
 
 _IMPORTANCE_MAX = 2.0  # threshold of the importance ratio
 

@@ -16,7 +16,7 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import parse_yaml, to_yaml
 from reasonrag.core.table import inert_markdown
 from reasonrag.core.text import excerpt, printable
-from reasonrag.training.folder import without_places
+from reasonrag.training.run import without_places
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -34,7 +34,7 @@ from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import read_batches, shard_paths
 from reasonrag.storage.questions import splits_of_names
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
-from reasonrag.training.folder import MERGED, SUMMARY, check_trained, finished, without_places, written_files
+from reasonrag.training.run import MERGED, SUMMARY, check_trained, finished, without_places, written_files
 
 ALLOWED = (EMAIL, PATH)  # kinds of findings that a person may allow; secrets are not among them
 

@@ -23,8 +23,8 @@ from reasonrag.storage import tables
 from reasonrag.storage.files import read_json
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import by_question, column_names, not_finite, read_batches
-from reasonrag.training import folder as training
-from reasonrag.training.folder import BEST, CHECKPOINTS, MERGED, SUMMARY
+from reasonrag.training import run as training
+from reasonrag.training.run import BEST, CHECKPOINTS, MERGED, SUMMARY
 
 _TABLES = {
     "nodes": tables.tree_schema,

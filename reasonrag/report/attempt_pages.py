@@ -25,8 +25,7 @@ from reasonrag.report.site import ListRow, Page, TextPool, chart, number, open_s
 from reasonrag.storage.files import require_json
 from reasonrag.storage.parquet import Row, read_parquet, read_shards
 from reasonrag.storage.tables import rollout_schema, trajectory_schema
-from reasonrag.training.folder import SUMMARY
-from reasonrag.training.run import panels
+from reasonrag.training.run import SUMMARY, panels
 
 Question = tuple[str, str]  # data set, id
 Result = Row | str  # a row of `tables.trajectory_schema`, or the cause of a missing one

@@ -173,21 +173,6 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
         return PeftModel.from_pretrained(model, source.path, is_trainable=True)
 
 
-def step_memory(model: Any, tokens: int, *, checkpointing: bool) -> float:
-    """Return about how many bytes a training step takes besides the weights: optimizer, gradients and activations.
-
-    Those of a layer were measured on Llama's, with and without adapters. The head is not counted.
-    """
-    config, trained = model.config.get_text_config(), 0
-    for weights in model.parameters():
-        if weights.requires_grad:
-            trained += int(weights.numel() * weights.element_size())
-    layers, hidden = int(config.num_hidden_layers), int(config.hidden_size)
-    of_layer = 16 * hidden + 10 * int(getattr(config, "intermediate_size", None) or 4 * hidden)
-    kept = layers * hidden + 2 * of_layer if checkpointing else layers * of_layer
-    return 3.0 * trained + tokens * kept * int(model.dtype.itemsize)
-
-
 def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
     """Return peft's configuration. The model's `revision` is noted in it, so that merging loads the same one."""
     from peft import LoraConfig

@@ -1,5 +1,15 @@
 """The harness around every trainer: folder, model, checkpoints, and the files that are written at the end.
 
+OUT/
+├── config.yaml            the resolved settings
+├── checkpoints/           from which a killed run resumes; one counts once its marker file is written
+├── model.safetensors ...  the trained model, or its adapter
+├── merged/                the adapter merged into its model, if asked for
+├── best/                  of online training: the policy that was best on held-out questions
+├── reasonrag.yaml         how the policy was prompted in training
+├── curves.svg, curves.png
+└── training.json          settings, data, metrics, versions: written once the run is finished
+
 Several processes (`accelerate launch`, `torchrun`) run this in parallel. The first one reads the data, writes it as
 token ids into the folder of the checkpoints and broadcasts the plan; it alone prints and writes.
 """
@@ -8,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import math
 import os
@@ -15,7 +26,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,25 +34,37 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from reasonrag.core.config import PolicyCard, copy_card
-from reasonrag.core.errors import ConfigError, InputError, Interrupted
+from reasonrag.core.errors import ConfigError, InputError, Interrupted, RunError
 from reasonrag.core.plots import Line, Panel
-from reasonrag.core.settings import COMMIT, nearest
-from reasonrag.core.text import quoted
+from reasonrag.core.settings import COMMIT, Section, identity, nearest
+from reasonrag.core.text import map_texts, quoted
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.model_folder import choose_threads, free_memory, gigabytes, is_small, model_commit, size_if_large
-from reasonrag.storage.files import RUNS, save_charts, short_hash, write_json
-from reasonrag.storage.folder import first_usable, versions
-from reasonrag.training import folder as folders
-from reasonrag.training.folder import CHECKPOINTS, MERGED, SUMMARY, TrainingFolder, last_checkpoint
+from reasonrag.llm.model_folder import choose_threads, model_commit, model_files
+from reasonrag.storage.files import (
+    RUNS,
+    read_json,
+    require_json,
+    save_charts,
+    short_hash,
+    write_json,
+)
+from reasonrag.storage.folder import (
+    Folder,
+    checksums,
+    damage,
+    describe,
+    first_usable,
+    read_config,
+    versions,
+    write_config,
+)
 from reasonrag.training.model import (
-    LENGTH,
     MODEL_INIT,
     ModelSource,
     load_weights,
     lora_config,
     merge_adapter,
     open_source,
-    step_memory,
     stop_at_end_of_turn,
     uses_gpu,
 )
@@ -51,41 +74,218 @@ S = TypeVar("S", bound=TrainSettings)
 Log = Callable[[str], None]
 TokenRows = list[dict[str, Any]]
 
-_CHECKPOINTS_KEPT = 2
+SUMMARY = "training.json"
+CHECKPOINTS = "checkpoints"
+MERGED = "merged"
+BEST = "best"
+_IDENTITY = f"{CHECKPOINTS}/identity.json"
+_MARKER = "complete.json"
+_URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://\S*", re.IGNORECASE)
+_HOST = re.compile(r"(?<![\w.])(?:localhost|\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?(?![\w.])")
+# Messages of safetensors and torch about a full disk: neither raises an OSError.
+_DISK_FULL = (
+    *(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+    *("file write failed", "unexpected pos", "iostream error"),
+)
 _ROWS_SUFFIX = re.compile(r"\.(jsonl|json|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
-# TRL arguments that are fixed here, with the reason.
-_FIXED_ARGUMENTS = {
-    "output_dir": "--out sets it",
-    "max_length": "set max_length outside of trainer; longer examples are left out, never cut",
-    "save_total_limit": f"the newest {_CHECKPOINTS_KEPT} checkpoints are kept",
-    "warmup_steps": "set warmup_ratio outside of trainer",
-    "warmup_ratio": "set it outside of trainer",
-    "use_cpu": "set device to cpu",
-    "resume_from_checkpoint": "the same command resumes from the last checkpoint by itself",
-    "push_to_hub": "upload the finished folder instead",
-    "hub_token": "settings are written to disk; log in to the Hub instead",
-    "padding_free": "TRL's DPO does not support it, and steps are kept apart",
-    "packing": "steps are kept apart",
-}
+# TRL arguments that are fixed here. Nothing is cut or packed, and checkpoints are complete or do not count.
+_FIXED_ARGUMENTS = frozenset(
+    (
+        *("output_dir", "max_length", "save_total_limit", "warmup_steps", "warmup_ratio", "use_cpu"),
+        *("resume_from_checkpoint", "push_to_hub", "hub_token", "padding_free", "packing"),
+    )
+)
 # Counted from the start of a process, so wrong after a resume; `num_input_tokens_seen` and `seconds` are of the run.
 _OF_A_PROCESS = ("train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second", "num_tokens")
-# Each curve: key in the log, key in the log of held-out metrics (after `eval_`), title, label of the y axis.
-_PAIR_CURVES = (
-    ("loss", "loss", "loss", "loss"),
-    ("rewards/margins", "rewards/margins", "reward margin", "margin"),
-    ("rewards/accuracies", "rewards/accuracies", "reward accuracy", "accuracy"),
-    ("mean_token_accuracy", "mean_token_accuracy", "token accuracy", "accuracy"),
-)
-_ROLLOUT_CURVES = (
-    ("rollout/reward", "reward", "reward", "reward"),
-    ("rollout/em", "em", "exact match", "EM"),
-    ("rollout/retrievals", "retrievals", "retrievals a question", "retrievals"),
-    ("rollout/format_rate", "format_rate", "well-formed trajectories", "share"),
-    ("rollout/osr", "osr", "over-search rate", "OSR"),
-    ("rollout/usr", "usr", "under-search rate", "USR"),
-    ("entropy", "entropy", "entropy", "nats a token"),
-    ("rollout/tokens", "tokens", "length", "policy's tokens"),
-)
+# Curves by their key in the log, with titles. Held-out metrics have the key after `eval_`, without `rollout/`.
+_CURVES = {
+    "loss": "loss",
+    "rewards/margins": "reward margin",
+    "rewards/accuracies": "reward accuracy",
+    "mean_token_accuracy": "token accuracy",
+    "rollout/reward": "reward",
+    "rollout/em": "exact match",
+    "rollout/retrievals": "retrievals a question",
+    "rollout/format_rate": "share of well-formed trajectories",
+    "rollout/osr": "over-search rate",
+    "rollout/usr": "under-search rate",
+    "entropy": "entropy, nats a token",
+    "rollout/tokens": "length, policy's tokens",
+}
+
+
+# The folder
+
+
+class TrainingFolder(Folder):
+    """The folder of a training run."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out, "training run", ignore=(CHECKPOINTS,), record=_IDENTITY)
+
+    def is_usable(self) -> bool:
+        return super().is_usable() or finished(self.path) is not None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the record, as `Folder.facts`; of a finished training run without checkpoints, from its summary."""
+        return super().facts() or {"identity": (finished(self.path) or {}).get("identity")}
+
+    def changes(self, identity: Mapping[str, Any], defaults: Section) -> str:
+        """Return how the training run in the folder differs; "" if it is the same one, or not worth keeping."""
+        if last_checkpoint(self.path) is None and not (self.path / SUMMARY).exists():
+            return ""
+        return super().changes(identity, defaults)
+
+    def bind(self, settings: TrainSettings, identity: Mapping[str, Any]) -> None:
+        """Write down which training run the folder belongs to from now on."""
+        self.note(identity=dict(sorted(identity.items())))
+        write_config(self.path, settings)
+
+
+def identity_of(stage: str, settings: TrainSettings, *, content: str, model: str) -> dict[str, Any]:
+    """Return everything that can change the result of a training run.
+
+    `stage` is dpo, sft, prm or rl; `content` and `model` are checksums of the data and of the model to start from.
+    """
+    flat = {"stage": stage, **without_places(identity(settings))}
+    return describe(flat, {"data": content, "model": model})
+
+
+def finished(out: Path) -> dict[str, Any] | None:
+    """Return `training.json` of a finished training run, or None."""
+    summary = read_json(out / SUMMARY)
+    return summary if summary and isinstance(summary.get("identity"), dict) else None
+
+
+def written_files(out: Path) -> dict[str, list[int | str]]:
+    """Return size and SHA-256 of each file of the trained model, merged and not, by its path in the folder."""
+    return checksums(out, [*model_files(out), *model_files(out / MERGED)], sync=True)
+
+
+def check_trained(out: Path, *, merged: bool = True) -> int:
+    """Return how many files of a trained model `training.json` names, if it names any; all are as written.
+
+    Without `merged`, the files of an adapter that was merged into its model may differ.
+
+    Raises:
+        RunError: a file differs, or `training.json` cannot be read.
+    """
+    files = require_json(out / SUMMARY, "copy it again").get("files") or {}
+    checked = {name: entry for name, entry in files.items() if merged or not name.startswith(MERGED)}
+    if problem := damage(out, checked):
+        raise RunError(
+            f"{out} was finished, and since then {problem}; bring that back, or delete {SUMMARY}: the same "
+            "command then writes the model again from its last checkpoint. If you changed it yourself, remove "
+            f"`files` from {SUMMARY}"
+        )
+    return len(files)
+
+
+def check_settings(out: Path) -> None:
+    """Raise RunError if `config.yaml` was changed since it was written."""
+    read_config(out, "the same command")
+
+
+def check_summary(out: Path) -> None:
+    """Raise RunError if `training.json` has a loss that was not finite, or is of another training run."""
+    summary, place = require_json(out / SUMMARY, "copy it again"), out / SUMMARY
+    described = summary.get("identity")
+    same_run = described == TrainingFolder(out).facts()["identity"]
+    if not same_run or short_hash(described) != summary.get("name", short_hash(described)):
+        raise RunError(f"{place} is of another training run, or was changed since it was written; copy it again")
+    for entry in summary.get("history") or ():  # where NaN and infinities are null
+        for name in ("loss", "eval_loss", "grad_norm"):
+            if entry.get(name, 0) is None:
+                raise RunError(f"{place}: {name} of step {entry.get('step')} was not a finite number")
+
+
+def last_checkpoint(out: Path, log: Log | None = None) -> Path | None:
+    """Return the latest complete checkpoint, or None.
+
+    A checkpoint without a marker was interrupted, and one that lost data since (a full disk, a power cut) has files of
+    other sizes than in the marker: both are ignored. With a `log`, checksums are compared too, and it receives a line
+    about each checkpoint that is damaged.
+    """
+    for checkpoint in reversed(_checkpoints(out)):
+        problem = checkpoint_problem(checkpoint, fully=log is not None)
+        if not problem:
+            return checkpoint
+        if log is not None:
+            log(f"{checkpoint.name} is left out: {problem}")
+    return None
+
+
+def checkpoint_problem(checkpoint: Path, *, fully: bool = True) -> str:
+    """Return the problem of a checkpoint: no marker, or a file that changed; "" if it is complete.
+
+    Files are compared by size and, if `fully`, by checksum.
+    """
+    files = (read_json(checkpoint / _MARKER) or {}).get("files")
+    if not isinstance(files, dict):
+        return f"{_MARKER} is missing or damaged: it was not written to its end"
+    return damage(checkpoint, files, fully=fully)
+
+
+def mark_complete(checkpoint: Path, *, seconds: float) -> None:
+    """Write the marker that makes a checkpoint count, once it is on disk: the size and the checksum of each file.
+
+    `seconds` is the duration of the run so far.
+    """
+    paths = (path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = checksums(checkpoint, (path for path in paths if path.name != _MARKER), sync=True)
+    write_json(checkpoint / _MARKER, {"seconds": seconds, "files": files}, indent=1)
+
+
+def _checkpoints(out: Path) -> list[Path]:
+    """Return all checkpoints, complete or not, by step."""
+    by_step: dict[int, Path] = {}
+    for path in (out / CHECKPOINTS).glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal():
+            by_step[int(step)] = path
+    return [by_step[step] for step in sorted(by_step)]
+
+
+@contextlib.contextmanager
+def explain_full_disk(out: Path) -> Iterator[None]:
+    """Turn any error about a full disk into one line.
+
+    Raises:
+        RunError: a file could not be written; complete checkpoints are kept.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not any(message in str(error) for message in _DISK_FULL):
+            raise
+        raise RunError(
+            f"{out}: the disk is full, or a quota or a limit on the size of files is reached; free some space and run "
+            "the same command again, it resumes from the last complete checkpoint"
+        ) from error
+
+
+def without_places(value: Any) -> Any:
+    """Return the same tree with every text stripped of where on a machine or in a network something is.
+
+    An absolute, home or relative path is shortened to its last name, also after a scheme; a URL to its scheme.
+
+    >>> without_places({"judge": {"spec": "http://10.0.0.1:8000/v1"}, "url": ["https://corpus.example"]})
+    {'judge': {'spec': 'http://…'}, 'url': ['https://…']}
+    >>> without_places(["~/.cache/reasonrag", "hf:/models/mine/", "Qwen/Qwen2.5-7B", "demo:hiprag", 0.5])
+    ['reasonrag', 'hf:mine', 'Qwen/Qwen2.5-7B', 'demo:hiprag', 0.5]
+    """
+    return map_texts(value, _without_place)
+
+
+def _without_place(text: str) -> str:
+    text = _HOST.sub("…", _URL.sub(r"\1://…", text))
+    if text.startswith(("/", "~", "./", "../")):
+        return Path(text).name or text
+    scheme, colon, rest = text.partition(":")
+    return f"{scheme}:{_without_place(rest)}" if colon and "://" not in text else text
+
+
+# The run
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +303,9 @@ class _ResumePlan:
     """The broadcast of the first process: paths of rows and checkpoint, or the summary of a finished run."""
 
     out: Path
-    rows: str
-    checkpoint: str | None
-    finished: dict[str, Any] | None
+    rows: Path | None = None
+    checkpoint: Path | None = None
+    finished: dict[str, Any] | None = None
 
 
 class TrainingRun(Generic[S]):
@@ -137,7 +337,7 @@ class TrainingRun(Generic[S]):
         self._is_unnamed = out is None
         self._data: TrainingData | None = None  # only the first process reads the data
         self._identity: dict[str, Any] = {}
-        self._plan = _ResumePlan(self.out, "", None, None)
+        self._plan = _ResumePlan(self.out)
         self._stack = contextlib.ExitStack()
 
     def prepare(self, config: Any, **own: Any) -> None:
@@ -156,7 +356,7 @@ class TrainingRun(Generic[S]):
         self._stack.enter_context(warnings.catch_warnings())
         # Names that transformers is about to drop; TRL 1.16 uses them to support older versions.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
-        self._stack.enter_context(folders.explain_full_disk(self.out))
+        self._stack.enter_context(explain_full_disk(self.out))
         return self
 
     def __exit__(
@@ -190,17 +390,17 @@ class TrainingRun(Generic[S]):
         self._plan = message[0]
         self.out = self._plan.out
         self.arguments.output_dir = str(self.out / CHECKPOINTS)
-        if self._plan.finished is not None:
-            self.summary = self._plan.finished
+        if self._plan.rows is None:
+            self.summary = self._plan.finished or {}
             return None
-        rows = Path(self._plan.rows)
-        test = load_from_disk(str(rows / "test")) if (rows / "test").exists() else None
-        return load_from_disk(str(rows / "train")), test
+        splits = [self._plan.rows / "train", self._plan.rows / "test"]
+        train, test = (load_from_disk(str(split)) if split.exists() else None for split in splits)
+        return train, test
 
     def _make_plan(self, data: TrainingData) -> _ResumePlan:
         settings, defaults = self.settings, type(self.settings)()
         self._data = data
-        self._identity = folders.identity_of(self.stage, settings, content=data.checksum, model=self.source.checksum)
+        self._identity = identity_of(self.stage, settings, content=data.checksum, model=self.source.checksum)
         if self._is_unnamed:
             name = _ROWS_SUFFIX.sub("", Path(str(data.facts["source"])).name)
             self.out = first_usable(f"{name}-{self.stage}", TrainingFolder, self._identity, defaults)
@@ -209,17 +409,19 @@ class TrainingRun(Generic[S]):
         self._stack.enter_context(folder.locked())
         (self.out / CHECKPOINTS).mkdir(exist_ok=True)
         folder.check_same(self._identity, defaults)
-        if (summary := folders.finished(self.out)) is not None:
-            folders.check_trained(self.out, merged=False)
+        if (summary := finished(self.out)) is not None:
+            check_trained(self.out, merged=False)
             folder.bind(settings, summary["identity"])  # files that were cut since then are mended
             self.log("this training run is already finished")
             self._merge_adapter()
-            return _ResumePlan(self.out, "", None, summary)
-        checkpoint = last_checkpoint(self.out, self.log)  # before broken ones are removed, so that it names them
-        folders.remove_old(self.out, keep=_CHECKPOINTS_KEPT)
+            return _ResumePlan(self.out, finished=summary)
+        checkpoint = last_checkpoint(self.out, self.log)
+        for other in _checkpoints(self.out):
+            if checkpoint_problem(other, fully=False):  # it could be taken for the newest one of two to keep
+                shutil.rmtree(other)
         if checkpoint is not None:
             self.log(f"resuming from {checkpoint.name}")
-        return _ResumePlan(self.out, str(self._write_rows(data)), str(checkpoint) if checkpoint else None, None)
+        return _ResumePlan(self.out, self._write_rows(data), checkpoint)
 
     def _write_rows(self, data: TrainingData) -> Path:
         """Write the token rows as files: processes share them, and TRL caches its own columns in their folder."""
@@ -246,12 +448,10 @@ class TrainingRun(Generic[S]):
             if arguments.load_best_model_at_end:
                 raise ConfigError("load_best_model_at_end needs held-out questions, and the data has none")
             arguments.eval_strategy = type(arguments.eval_strategy)("no")
-        if size := size_if_large(self.source.base, self.source.revision):
-            self.log(f"loading {self.source.name} ({size})")
-        checkpoint = self._plan.checkpoint
         model = load_weights(self.source, settings)
         stop_at_end_of_turn(model, self.chat)
         new_adapter = settings.method == "lora" and not self.source.is_adapter
+        checkpoint = self._plan.checkpoint
         try:
             trainer = kind(
                 model=model,
@@ -260,9 +460,8 @@ class TrainingRun(Generic[S]):
                 eval_dataset=test,
                 processing_class=self.chat.tokenizer,
                 peft_config=lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
-                seconds_before=folders.seconds_before(Path(checkpoint)) if checkpoint else 0.0,
-                checkpoints_kept=_CHECKPOINTS_KEPT,
-                write_card=self.write_card,
+                seconds_before=require_json(checkpoint / _MARKER, "")["seconds"] if checkpoint else 0.0,
+                complete_checkpoint=self._complete_checkpoint,
                 **own,
             )
         except (ValueError, NotImplementedError) as error:  # such as adapter modules that the model does not have
@@ -270,14 +469,19 @@ class TrainingRun(Generic[S]):
         trainer.remove_callback(PrinterCallback)
         return trainer
 
+    def _complete_checkpoint(self, checkpoint: Path, seconds: float) -> None:
+        self.write_card(checkpoint)  # so that the checkpoint can be evaluated as it is
+        mark_complete(checkpoint, seconds=seconds)
+
     def train(self, trainer: Any, *, check: Callable[[], None] = lambda: None) -> None:
         """Train from the last checkpoint to the last step; raise Interrupted if a signal stopped it before that.
 
         `check` may raise if the run failed although TRL has returned.
         """
-        from reasonrag.training.trainer import PrintProgress, StopOnSignal, handle_signals
+        import torch
 
-        self._warn_of_memory(trainer)
+        from reasonrag.training.trainer import PrintProgress, StopOnSignal
+
         if self.is_first:
             folder = TrainingFolder(self.out)
             if commit := model_commit(self.source.base, self.source.revision):  # known once it is loaded
@@ -285,40 +489,18 @@ class TrainingRun(Generic[S]):
                 folder.check_same(self._identity, type(self.settings)())
             folder.bind(self.settings, self._identity)
             trainer.add_callback(PrintProgress(self.log))
-        self._choose_threads(trainer.model)
-        request = self._stack.enter_context(handle_signals(self.log))
-        trainer.add_callback(StopOnSignal(request))
-        trainer.train(resume_from_checkpoint=self._plan.checkpoint)
+        self._stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(choose_threads(trainer.model))
+        stop = self._stack.enter_context(StopOnSignal(self.log))
+        trainer.add_callback(stop)
+        checkpoint = self._plan.checkpoint
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         check()
         steps, planned = trainer.state.global_step, trainer.state.max_steps
         if steps < planned:
             message = f"stopped after step {steps} of {planned}; a checkpoint is kept"
-            raise Interrupted(message, number=request.number)
+            raise Interrupted(message, number=stop.number)
         trainer.check_weights()
-
-    def _warn_of_memory(self, trainer: Any) -> None:
-        """Warn if a step is likely to take more memory than is free: without a GPU the process would be killed."""
-        free, settings, rows = free_memory(), self.settings, trainer.train_dataset
-        if free is None or not self.arguments.use_cpu or LENGTH not in rows.column_names:
-            return
-        batch, longest = settings.per_device_train_batch_size, max(rows[LENGTH])
-        need = step_memory(trainer.model, batch * longest, checkpointing=self.arguments.gradient_checkpointing)
-        if need > free:
-            self.log(
-                f"warning: a step of {batch} examples of up to {longest} tokens takes about {gigabytes(need)} of "
-                f"memory besides the weights, and {gigabytes(free)} are free, so this process may be killed; take a "
-                "smaller --batch-size (with more --accumulation), or --set trainer.gradient_checkpointing=true"
-            )
-
-    def _choose_threads(self, model: Any) -> None:
-        """Use the CPU threads that suit the model, to the end of the run."""
-        import torch
-
-        self._stack.callback(torch.set_num_threads, torch.get_num_threads())
-        threads = choose_threads(model)
-        torch.set_num_threads(threads)
-        if self.arguments.use_cpu and not is_small(model):
-            self.log(f"CPU threads: {threads} (OMP_NUM_THREADS chooses another number)")
 
     def evaluate(self, trainer: Any) -> None:
         """Compute the held-out metrics of the weights that are kept, unless the last step was evaluated anyway."""
@@ -352,7 +534,7 @@ class TrainingRun(Generic[S]):
                 processes=arguments.world_size,
                 **more,
             )
-            self.summary["files"] = folders.written_files(self.out)
+            self.summary["files"] = written_files(self.out)
             write_json(self.out / SUMMARY, self.summary)
             for old in (self.out / CHECKPOINTS).glob("rows-*"):
                 shutil.rmtree(old, ignore_errors=True)
@@ -365,9 +547,6 @@ class TrainingRun(Generic[S]):
             self._data.card.write(folder)
         elif not copy_card(Path(self.source.path), folder):
             copy_card(Path(self.source.base), folder)
-        self._write_model_files(folder)
-
-    def _write_model_files(self, folder: Path) -> None:
         for name, content in self.model_files.items():
             write_json(folder / name, content)
 
@@ -375,7 +554,8 @@ class TrainingRun(Generic[S]):
         settings, merged = self.settings, self.out / MERGED
         if settings.merge and settings.method == "lora" and not merged.exists():
             merge_adapter(self.out, merged, chat=self.chat)
-            self._write_model_files(merged)
+            for name, content in self.model_files.items():
+                write_json(merged / name, content)
 
 
 def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mapping[str, Any]) -> Any:
@@ -398,7 +578,7 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
         "eval_strategy": "steps" if settings.eval_every else "no",
         "eval_steps": settings.eval_every,
         "save_strategy": "steps",
-        "save_total_limit": None,  # `GuardedTrainer` removes older checkpoints, and only after the new one is complete
+        "save_total_limit": 2,  # a new one removes the older ones before it is on disk itself
         "max_length": None,
         "bf16": gpu,
         "use_cpu": not gpu,
@@ -415,35 +595,27 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
     arguments = {name: value for name, value in arguments.items() if name in known}
     for name, value in settings.trainer.items():
         if name in _FIXED_ARGUMENTS:
-            raise ConfigError(f"trainer.{name} cannot be set: {_FIXED_ARGUMENTS[name]}")
+            raise ConfigError(f"trainer.{name} cannot be set: it is fixed, or has a flag; see --help-all")
         if name in own or name in type(settings).model_fields:
             raise ConfigError(f"trainer.{name} has its own setting; set {name} outside of trainer")
         if name not in known:
-            hint = nearest(name, sorted(known))
-            hint = hint if "did you mean" in hint else "; see TRL's documentation for its arguments"
-            raise ConfigError(f"trainer.{name} is unknown to {config.__name__}{hint}")
+            raise ConfigError(f"trainer.{name} is unknown to {config.__name__}{nearest(name, sorted(known))}")
         if name != MODEL_INIT:
             arguments[name] = value
-    _check_trackers(settings.report_to)
+    from transformers.integrations import get_available_reporting_integrations
+
+    installed = get_available_reporting_integrations()  # transformers looks once the model is loaded
+    if missing := set(settings.report_to) - {*installed, "none", "all"}:
+        raise ConfigError(
+            f"--report-to {quoted(min(missing))}: its package is not installed, or there is no such tracker; installed "
+            f"are: {', '.join(installed) or 'none'}"
+        )
     try:
         with warnings.catch_warnings():  # deprecated names that the older supported versions still need
             warnings.simplefilter("ignore", FutureWarning)
             return config(**arguments)
     except (ValueError, TypeError, KeyError, ImportError) as error:
         raise ConfigError("TRL refuses these settings", quoting=error) from error
-
-
-def _check_trackers(names: Sequence[str]) -> None:
-    """Raise before anything is read if a tracker cannot be used: transformers does so after the model is loaded."""
-    from transformers.integrations import get_available_reporting_integrations
-
-    installed = get_available_reporting_integrations()
-    for name in names:
-        if name not in (*installed, "none", "all", "flyte"):
-            raise ConfigError(
-                f"--report-to {quoted(name)}: its package is not installed, or there is no such tracker; install it, "
-                f"or choose one of: {', '.join(installed) or 'none'}"
-            )
 
 
 def save_policy(trainer: Any, out: Path) -> None:
@@ -477,25 +649,30 @@ def silence_libraries() -> None:
         datasets.disable_progress_bars()
 
 
+# What is written at the end
+
+
 def summarise(
     state: Any, settings: TrainSettings, identity: Mapping[str, Any], *, seconds: float, **facts: Any
 ) -> dict[str, Any]:
     """Return the content of `training.json`: without paths of this machine, secrets, and NaN.
 
-    `state` is transformers' `TrainerState` after the last step, `identity` comes from `folder.identity_of`, `seconds`
+    `state` is transformers' `TrainerState` after the last step, `identity` comes from `identity_of`, `seconds`
     includes earlier processes, and `facts` are further entries.
     """
     history = []
+    train = held_out = best = None
     for entry in state.log_history:
-        kept = {name: value for name, value in entry.items() if name.removeprefix("eval_") not in _OF_A_PROCESS}
-        for name, value in kept.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                kept[name] = None
+        kept = {}
+        for name, value in entry.items():
+            if name.removeprefix("eval_") not in _OF_A_PROCESS:
+                kept[name] = None if isinstance(value, float) and not math.isfinite(value) else value
         history.append(kept)
-    train = [entry for entry in history if "loss" in entry]
-    held_out = [entry for entry in history if "eval_loss" in entry or "eval_em" in entry]
-    with_loss = [entry for entry in held_out if entry.get("eval_loss") is not None]
-    best = min(with_loss, key=lambda entry: float(entry["eval_loss"]), default=None)
+        train = kept if "loss" in kept else train
+        held_out = kept if "eval_loss" in kept or "eval_em" in kept else held_out
+        eval_loss = kept.get("eval_loss")
+        if eval_loss is not None and (best is None or eval_loss < best["eval_loss"]):
+            best = kept
     return {
         **facts,
         "name": short_hash(identity),
@@ -503,9 +680,9 @@ def summarise(
         "epochs": state.epoch,
         "seconds": round(seconds, 2),
         "tokens_seen": int(state.num_input_tokens_seen),
-        "final": {"train": train[-1] if train else None, "held_out": held_out[-1] if held_out else None},
+        "final": {"train": train, "held_out": held_out},
         "best_held_out": best,
-        "settings": folders.without_places(settings.model_dump(mode="json")),
+        "settings": without_places(settings.model_dump(mode="json")),
         "identity": dict(identity),
         "versions": versions() | {name: metadata.version(name) for name in ("peft", "accelerate")},
         "history": history,
@@ -517,22 +694,16 @@ def panels(history: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
     Online training also gets one with the components of the reward, and one of held-out EM by seconds.
     """
-    is_online = any("rollout/em" in entry for entry in history)
-    is_dpo = any("rewards/margins" in entry for entry in history)
-    curves, trained_label = (_ROLLOUT_CURVES, "rollouts") if is_online else (_PAIR_CURVES, "train")
     drawn = []
-    for key, held_out_key, title, y_label in curves:
-        if is_dpo and key == "mean_token_accuracy":
-            continue
-        if lines := _lines(history, {trained_label: key, "held-out": f"eval_{held_out_key}"}):
-            drawn.append(Panel(title, "step", y_label, lines))
-    if is_online:
-        components = sorted({key for entry in history for key in entry if key.startswith("reward/")})
-        if lines := _lines(history, {key.removeprefix("reward/"): key for key in components}):
-            drawn.append(Panel("components of the reward", "step", "mean", lines))
-        if lines := _lines(history, {"held-out": "eval_em"}, x="seconds"):
-            drawn.append(Panel("exact match by time", "seconds", "EM", lines))
-    return drawn or [Panel("loss", "step", "loss", ())]
+    for key, title in _CURVES.items():
+        lines = _lines(history, {"train": key, "held-out": f"eval_{key.removeprefix('rollout/')}"})
+        drawn.append(Panel(title, "step", title, lines))
+    components = sorted({key for entry in history for key in entry if key.startswith("reward/")})
+    lines = _lines(history, {key.removeprefix("reward/"): key for key in components})
+    drawn.append(Panel("components of the reward", "step", "mean", lines))
+    lines = _lines(history, {"held-out": "eval_em"}, x="seconds")
+    drawn.append(Panel("exact match by time", "seconds", "EM", lines))
+    return [panel for panel in drawn if panel.lines] or drawn[:1]
 
 
 def _lines(history: Sequence[Mapping[str, Any]], keys: Mapping[str, str], *, x: str = "step") -> tuple[Line, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from reasonrag.core.settings import CHAT_TEMPLATE, Section, Tree, constants, execution, setting
 
@@ -73,14 +73,7 @@ class PairSettings(TrainSettings):
         0.01, "maximum share of a split that may be dropped as too long", "--max-dropped", ge=0, le=1
     )
     num_train_epochs: float = setting(1.0, "passes over the training data", "--epochs", gt=0)
-    max_steps: int = setting(-1, "optimizer steps; -1 trains for num_train_epochs")
-
-    @field_validator("max_steps")
-    @classmethod
-    def _some_steps(cls, value: int) -> int:
-        if value < 1 and value != -1:
-            raise ValueError(f"{value} optimizer steps train nothing; give 1 or more, or -1 for whole epochs")
-        return value
+    max_steps: int = setting(-1, "optimizer steps; -1 trains for num_train_epochs", ge=-1)
 
 
 class DPOSettings(PairSettings):

@@ -8,7 +8,6 @@ Imports transformers, so it is itself imported only once a training run starts.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import signal
@@ -33,7 +32,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import duration
-from reasonrag.training.folder import mark_complete, remove_old
+from reasonrag.llm.model_folder import first_not_finite
 from reasonrag.training.model import LENGTH
 
 # A forward pass of more tokens is not faster per token on a CPU, and wastes more on padding.
@@ -44,64 +43,25 @@ _PER_TOKEN = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top
 _PLAIN = {"input_ids", "attention_mask", "labels", "use_cache", "fused_lm_head", "num_items_in_batch", "return_dict"}
 
 
-@dataclass
-class StopRequest:
-    """Whether a signal has asked to stop after the current step."""
-
-    number: int = 0  # of the signal; 0 means that none came
-
-
-@contextlib.contextmanager
-def handle_signals(log: Callable[[str], None]) -> Iterator[StopRequest]:
-    """Let the first Ctrl-C or SIGTERM ask for a stop; the second one acts as it did before this block.
-
-    Outside the main thread Python cannot handle signals, and the request is never made.
-    """
-    request = StopRequest()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    before = {number: signal.getsignal(number) for number in numbers}
-
-    def restore() -> None:
-        for number in numbers:
-            signal.signal(number, before[number] or signal.SIG_DFL)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        request.number = number
-        restore()
-        log("stopping after this step; a second signal stops now and loses the steps since the last checkpoint")
-
-    try:
-        for number in numbers:
-            signal.signal(number, on_signal)
-        yield request
-    finally:
-        restore()
-
-
 class GuardedTrainer(Trainer):  # type: ignore[misc]
     """Base class that stands before a TRL trainer: complete checkpoints only, and no step on a non-finite loss.
 
-    `seconds_before` counts the seconds of this training run in earlier processes. `write_card` writes how the policy is
-    prompted into the folder of a checkpoint, so that it can be evaluated as it is.
+    `seconds_before` counts the seconds of this training run in earlier processes. `complete_checkpoint` gets the folder
+    of each checkpoint and the seconds so far; the checkpoint counts once it has returned.
     """
 
     def __init__(
         self,
         *args: Any,
         seconds_before: float = 0.0,
-        checkpoints_kept: int = 1,
-        write_card: Callable[[Path], object] = lambda folder: None,
+        complete_checkpoint: Callable[[Path, float], object] = lambda checkpoint, seconds: None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.write_card = write_card
+        self.complete_checkpoint = complete_checkpoint
         for model in (self.model, getattr(self, "ref_model", None)):
             if model is not None:
                 score_labels_only(model)
-        self.checkpoints_kept = checkpoints_kept
         self._seconds_before = seconds_before
         self._started = time.monotonic()
 
@@ -142,14 +102,7 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
 
     def check_weights(self) -> None:
         """Raise on all processes alike if the last step left NaN or an infinity in the weights of any of them."""
-        broken = None
-        for name, weight in self.model.named_parameters():
-            local = weight.to_local() if hasattr(weight, "to_local") else weight  # this process's part under FSDP2
-            # The smallest and the largest number are finite if all are, and take a tenth of the time.
-            comparable = local.is_floating_point() and local.element_size() > 1 and local.numel()
-            if comparable and not torch.isfinite(torch.stack(torch.aminmax(local.detach()))).all():
-                broken = str(name)
-                break
+        broken = first_not_finite(self.model)
         number = 0.0 if broken is None else torch.nan
         self.check_finite(number, f"the weight {broken or 'of another process'}", self.state.global_step)
 
@@ -176,26 +129,44 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
         super()._save_checkpoint(*args, **kwargs)
         self.accelerator.wait_for_everyone()  # the other processes write their random states
         if self.accelerator.is_main_process:
-            checkpoints = Path(self.args.output_dir)
-            checkpoint = checkpoints / f"checkpoint-{self.state.global_step}"
+            checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             self.save_extra_state(checkpoint)
-            self.write_card(checkpoint)
             (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle, which nothing reads
-            mark_complete(checkpoint, seconds=self.seconds)
-            remove_old(checkpoints.parent, keep=self.checkpoints_kept, best=self.state.best_model_checkpoint)
+            self.complete_checkpoint(checkpoint, self.seconds)
 
     def save_extra_state(self, checkpoint: Path) -> None:
         """Write the state that a subclass needs to resume; called on the first process before the checkpoint counts."""
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
-    """Stops a training run with a checkpoint, after the same step on every process, once any of them got a signal."""
+    """Stops a training run with a checkpoint, after the same step on every process, once any of them got a signal.
 
-    def __init__(self, request: StopRequest) -> None:
-        self.request = request
+    In its `with` block, the first Ctrl-C or SIGTERM asks for a stop; the second one acts as it did before. `number` is
+    that of the signal, 0 without one. Outside the main thread Python cannot handle signals.
+    """
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self.log = log
+        self.number = 0
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> StopOnSignal:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._on_signal) or signal.SIG_DFL
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        self.__exit__()
+        self.log("stopping after this step; a second signal stops now and loses the steps since the last checkpoint")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        number = self.request.number
+        number = self.number
         if args.world_size > 1:  # all have to stop after the same step, or they would deadlock
             number = reduce(torch.tensor(float(number), device=args.device), reduction="sum").item()
         if number:
@@ -225,22 +196,22 @@ class PrintProgress(TrainerCallback):  # type: ignore[misc]
             self.log(line)
 
 
-# Key in the log (after `eval_` if it is of held-out data), label, and format. A line shows the keys of its entry.
-_METRICS = (
-    ("loss", "loss", ".4f"),
-    ("rewards/margins", "margin", ".3f"),
-    ("rewards/accuracies", "accuracy", ".3f"),
-    ("mean_token_accuracy", "token accuracy", ".3f"),
-    ("rollout/reward", "reward", ".3f"),
-    ("rollout/em", "EM", ".3f"),
-    ("rollout/retrievals", "searches", ".2f"),
-    ("rollout/format_rate", "in form", ".3f"),
-    ("em", "EM", ".3f"),
-    ("f1", "F1", ".3f"),
-    ("acc", "ACC", ".3f"),
-    ("retrievals", "searches", ".3f"),
-    ("format_rate", "in form", ".3f"),
-)
+# Label by key in the log, after `eval_` if it is of held-out data.
+_LABELS = {
+    "loss": "loss",
+    "rewards/margins": "margin",
+    "rewards/accuracies": "accuracy",
+    "mean_token_accuracy": "token accuracy",
+    "rollout/reward": "reward",
+    "rollout/em": "EM",
+    "rollout/retrievals": "searches",
+    "rollout/format_rate": "in form",
+    "em": "EM",
+    "f1": "F1",
+    "acc": "ACC",
+    "retrievals": "searches",
+    "format_rate": "in form",
+}
 
 
 def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float | None) -> str | None:
@@ -255,9 +226,9 @@ def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float 
     if not prefix and "loss" not in logs:
         return None
     parts = []
-    for name, label, form in _METRICS:
+    for name, label in _LABELS.items():
         if (value := logs.get(prefix + name)) is not None:
-            parts.append(f"{label} {value:{form}}")
+            parts.append(f"{label} {value:.{4 if name == 'loss' else 3}f}")
     if left_s and not prefix:
         parts.append(f"{duration(left_s)} left")
     return f"step {step}/{steps}  {'held-out: ' if prefix else ''}{'  '.join(parts)}"

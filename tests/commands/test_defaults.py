@@ -13,7 +13,7 @@ from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import dump
 from reasonrag.storage.folder import RunFolder, first_usable
-from reasonrag.training.folder import CHECKPOINTS, TrainingFolder
+from reasonrag.training.run import CHECKPOINTS, TrainingFolder
 from reasonrag.training.settings import DPOSettings, SFTSettings
 from tests.docs.story import run_here
 

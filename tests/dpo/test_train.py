@@ -11,7 +11,7 @@ import pytest
 
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
 from reasonrag.publish.verify import verify
-from reasonrag.training.folder import last_checkpoint
+from reasonrag.training.run import last_checkpoint
 from tests import warmed
 from tests.faults.test_flips import each_flip, tally
 from tests.llm.tiny import save_tiny_model
@@ -280,7 +280,7 @@ def test_a_training_without_held_out_questions_has_no_held_out_figures(policy, t
             "trainer.weight_dekay is unknown to DPOConfig; did you mean 'weight_decay'",
         ),
         ({"trainer": {"learning_rate": 0.1}}, "trainer.learning_rate has its own setting"),
-        ({"trainer": {"output_dir": "/tmp"}}, "trainer.output_dir cannot be set: --out sets it"),
+        ({"trainer": {"output_dir": "/tmp"}}, "trainer.output_dir cannot be set"),
         ({"trainer": {"optim": "no_such"}}, "TRL refuses these settings"),
         ({"report_to": ("trackio",)}, "--report-to 'trackio': its package is not installed, or there is no such"),
         ({"loss_type": "sigmiod"}, "did you mean 'sigmoid'"),

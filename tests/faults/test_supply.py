@@ -19,7 +19,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.index import IndexFolder
-from reasonrag.training.folder import last_checkpoint, mark_complete
+from reasonrag.training.run import last_checkpoint, mark_complete
 from tests.e2e import product
 from tests.e2e.world import World
 from tests.faults.matrix import Figure, Rounds

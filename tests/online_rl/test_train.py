@@ -18,8 +18,7 @@ from reasonrag.online_rl import task as tasks
 from reasonrag.online_rl.reference_plans import load_plans
 from reasonrag.pipeline.parts import open_llm
 from reasonrag.storage.files import read_json
-from reasonrag.training.folder import last_checkpoint
-from reasonrag.training.run import save_policy
+from reasonrag.training.run import last_checkpoint, save_policy
 from tests import warmed
 from tests.online_rl import toys
 from tests.online_rl.toys import ROOT, child, farthest, logged, quietly, rollouts, settings, weights

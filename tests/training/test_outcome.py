@@ -12,9 +12,8 @@ import pytest
 from reasonrag.core.errors import ConfigError
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.training.folder import identity_of, last_checkpoint, mark_complete, remove_old
 from reasonrag.training.model import merge_adapter
-from reasonrag.training.run import summarise
+from reasonrag.training.run import identity_of, last_checkpoint, mark_complete, summarise
 from tests.training.toys import dpo_settings, save_calm_model, train, write_pairs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -217,12 +216,3 @@ def test_a_checkpoint_is_on_disk_before_it_counts(tmp_path, monkeypatch, figure)
     figure(f"synced: {', '.join(sorted(files))}, then the marker and the folder")
     assert sorted(files) == ["model.safetensors", "part"]
     assert marker.startswith(".complete.json") and folder == "checkpoint-1"
-
-
-def test_old_checkpoints_go_and_the_best_one_stays(tmp_path):
-    for step in (1, 2, 3, 10):
-        mark_complete(checkpoint(tmp_path, step), seconds=1.0)
-    checkpoint(tmp_path, 11)
-    remove_old(tmp_path, keep=2, best="elsewhere/checkpoint-1")
-    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert left == ["checkpoint-1", "checkpoint-10", "checkpoint-3"]
