@@ -80,15 +80,25 @@ def derive_pairs(
         left_out: counts pairs that are left out, by cause: "few rollouts", "low confidence", "reversed".
     """
     left_out = Counter() if left_out is None else left_out
-    settings = (alpha, min_margin, reward, weighting, min_rollouts, min_confidence)
+    least = max(min_margin - _ROUNDING, _ROUNDING)
     for tree, seen in _trees(nodes, repeated):
-        for chosen, rejected in _preferences(tree, *settings, left_out):
+        decisions = decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting)
+        for chosen, rejected in _rivals(tree, decisions):
+            if chosen.node["action"] == "malformed" or chosen.reward - rejected.reward < least:
+                continue
+            sides = (chosen.decision, rejected.decision)
+            # Single verdicts of a judge are not kept, so nothing is known of how sure its values are.
+            sureness = confidence(*sides) if reward == "spre" else None
             prompt = full_prompt(chosen.node)
-            if fingerprint := _new(seen, left_out, prompt, chosen.decision.content, rejected.decision.content):
-                pair_id = _digest(config_hash, fingerprint)[:16]
-                provenance = {"pair_id": pair_id, "policy": policy, "config_hash": config_hash}
+            if any(side.ceiling is not None and len(side.ends) < min_rollouts for side in sides):
+                left_out["few rollouts"] += 1
+            elif min_confidence and (sureness or 0.0) < min_confidence:
+                left_out["low confidence"] += 1
+            elif fingerprint := _new(seen, left_out, prompt, chosen.decision.content, rejected.decision.content):
                 turn = open_turn(path_from_root(tree, chosen.node)) if read_ids else None
-                yield _step_pair(prompt, chosen, rejected, reward) | provenance | {"turn": turn}
+                pair = _step_pair(chosen, rejected, reward) | {"prompt": prompt, "turn": turn, "confidence": sureness}
+                pair_id = _digest(config_hash, fingerprint)[:16]
+                yield pair | {"pair_id": pair_id, "policy": policy, "config_hash": config_hash}
 
 
 def derive_trajectory_pairs(
@@ -174,7 +184,7 @@ class _Side:
 
 
 def _rivals(tree: Sequence[Row], decisions: Sequence[Decision | None]) -> Iterator[tuple[_Side, _Side]]:
-    """Yield each two decisions with a reward that are siblings somewhere in the tree, once."""
+    """Yield each two decisions with a reward that are siblings somewhere in the tree, once, the better one first."""
     families: dict[int, dict[int, _Side]] = defaultdict(dict)  # by parent, then by the decision's oldest node
     for node, decision in zip(tree, decisions, strict=True):
         if decision is not None and decision.reward is not None:
@@ -184,37 +194,8 @@ def _rivals(tree: Sequence[Row], decisions: Sequence[Decision | None]) -> Iterat
         for two in combinations(sorted(family), 2):
             if two not in compared:
                 compared.add(two)
-                yield family[two[0]], family[two[1]]
-
-
-def _preferences(
-    tree: Sequence[Row],
-    alpha: float,
-    min_margin: float,
-    reward: PairReward,
-    weighting: Weighting,
-    min_rollouts: int,
-    min_confidence: float,
-    left_out: Counter[str],
-) -> Iterator[tuple[_Side, _Side]]:
-    """Yield chosen and rejected of each two rivals with rewards that differ enough and an order that is sure enough."""
-    least = max(min_margin - _ROUNDING, _ROUNDING)
-    for first, second in _rivals(tree, decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting)):
-        chosen, rejected = (first, second) if first.reward >= second.reward else (second, first)
-        if chosen.node["action"] == "malformed" or chosen.reward - rejected.reward < least:
-            continue
-        sides = (chosen.decision, rejected.decision)
-        if any(side.ceiling is not None and len(side.ends) < min_rollouts for side in sides):
-            left_out["few rollouts"] += 1
-        elif min_confidence and (_confidence(*sides, reward) or 0.0) < min_confidence:
-            left_out["low confidence"] += 1
-        else:
-            yield chosen, rejected
-
-
-def _confidence(chosen: Decision, rejected: Decision, reward: PairReward) -> float | None:
-    """Return how likely the order is right. It is unknown for a judge's values, as single verdicts are not kept."""
-    return confidence(chosen, rejected) if reward == "spre" else None
+                first, second = family[two[0]], family[two[1]]
+                yield (first, second) if first.reward >= second.reward else (second, first)
 
 
 def _new(seen: set[str], left_out: Counter[str], *preference: object) -> str:
@@ -233,39 +214,32 @@ def _new(seen: set[str], left_out: Counter[str], *preference: object) -> str:
     return fingerprint
 
 
-def _step_pair(prompt: list[Row], chosen: _Side, rejected: _Side, reward: PairReward) -> Row:
-    first, second = chosen.node, rejected.node
-    known = reward == "spre"
-    return {
-        "prompt": prompt,
-        "chosen": [{"role": "assistant", "content": first["text"]}],
-        "rejected": [{"role": "assistant", "content": second["text"]}],
-        "question_id": first["question_id"],
-        "dataset": first["dataset"],
-        "depth": first["depth"] - 1,
-        "chosen_type": first["action"],
-        "rejected_type": second["action"],
-        "chosen_end": step_end(first),
-        "rejected_end": step_end(second),
-        "chosen_reward": chosen.reward,
-        "rejected_reward": rejected.reward,
+def _step_pair(chosen: _Side, rejected: _Side, reward: PairReward) -> Row:
+    node = chosen.node
+    pair: Row = {
+        "question_id": node["question_id"],
+        "dataset": node["dataset"],
+        "depth": node["depth"] - 1,
         "margin": chosen.reward - rejected.reward,
-        "chosen_visits": first["visits"],
-        "rejected_visits": second["visits"],
-        "parent_node_id": first["parent_id"],
-        "chosen_node_id": first["node_id"],
-        "rejected_node_id": second["node_id"],
-        "prompt_tokens": first["prompt_tokens"],
-        "chosen_pooled": list(chosen.decision.nodes),
-        "rejected_pooled": list(rejected.decision.nodes),
-        "chosen_rollouts": len(chosen.decision.ends),
-        "rejected_rollouts": len(rejected.decision.ends),
-        "chosen_error": standard_error(chosen.decision) if known else None,
-        "rejected_error": standard_error(rejected.decision) if known else None,
-        "confidence": _confidence(chosen.decision, rejected.decision, reward),
-        "chosen_token_ids": first.get("token_ids"),
-        "rejected_token_ids": second.get("token_ids"),
+        "parent_node_id": node["parent_id"],
+        "prompt_tokens": node["prompt_tokens"],
     }
+    for name, side in (("chosen", chosen), ("rejected", rejected)):
+        node, decision = side.node, side.decision
+        pair[name] = [{"role": "assistant", "content": node["text"]}]
+        columns = {
+            "type": node["action"],
+            "end": step_end(node),
+            "reward": side.reward,
+            "visits": node["visits"],
+            "node_id": node["node_id"],
+            "pooled": list(decision.nodes),
+            "rollouts": len(decision.ends),
+            "error": standard_error(decision) if reward == "spre" else None,
+            "token_ids": node.get("token_ids"),
+        }
+        pair |= {f"{name}_{column}": value for column, value in columns.items()}
+    return pair
 
 
 def _ranked_trajectories(tree: Sequence[Row]) -> list[list[Row]]:
@@ -320,34 +294,25 @@ def _trajectory_pair(best: Sequence[Row], worst: Sequence[Row], *, read_ids: boo
     while best[shared]["text"] == worst[shared]["text"] and best[shared]["prompt"] == worst[shared]["prompt"]:
         shared += 1  # this ends: their answers have different F1, so some step differs
     chosen, rejected = best[-1], worst[-1]
-    return {
-        **_side_columns("chosen", best, shared, read_ids=read_ids),
-        **_side_columns("rejected", worst, shared, read_ids=read_ids),
+    pair: Row = {
         "question_id": chosen["question_id"],
         "dataset": chosen["dataset"],
         "depth": shared,
-        "chosen_reward": chosen["f1"],
-        "rejected_reward": rejected["f1"],
         "margin": chosen["f1"] - rejected["f1"],
-        "chosen_node_id": chosen["node_id"],
-        "rejected_node_id": rejected["node_id"],
     }
-
-
-def _side_columns(side: str, path: Sequence[Row], shared: int, *, read_ids: bool) -> Row:
-    """Return the columns of a side: its steps from the number `shared` on, without empty steps that were cut off."""
-    steps, token_ids, turns = [], [], []
-    for number, node in enumerate(path[shared:], shared + 1):
-        end = step_end(node)
-        if node["text"] or end != "length":
-            steps.append({name: node[name] for name in ("prompt", "prefix", "text")} | {"end": end})
-            token_ids.append(node.get("token_ids"))
-            turns.append(open_turn(path[:number]) if read_ids else None)
-    return {
-        f"{side}_steps": steps,
-        f"{side}_token_ids": token_ids if any(token_ids) else None,
-        f"{side}_turns": turns if any(turns) else None,
-    }
+    for side, path in (("chosen", best), ("rejected", worst)):
+        steps, token_ids, turns = [], [], []
+        for number, node in enumerate(path[shared:], shared + 1):
+            end = step_end(node)
+            if node["text"] or end != "length":  # an empty step that was cut off has nothing to score
+                steps.append({name: node[name] for name in ("prompt", "prefix", "text")} | {"end": end})
+                token_ids.append(node.get("token_ids"))
+                turns.append(open_turn(path[:number]) if read_ids else None)
+        pair[f"{side}_steps"] = steps
+        pair[f"{side}_token_ids"] = token_ids if any(token_ids) else None
+        pair[f"{side}_turns"] = turns if any(turns) else None
+        pair |= {f"{side}_reward": path[-1]["f1"], f"{side}_node_id": path[-1]["node_id"]}
+    return pair
 
 
 def _digest(*parts: object) -> str:
