@@ -4,8 +4,8 @@
     python -m verl.trainer.main_ppo $(cat OUT/overrides.txt) trainer.total_training_steps=1005
 
 verl scores a response by its text alone. So the text is taken apart into the steps that our engine would have made of
-it, and the reward reads these. Our engine rolls out a format of one growing turn on verl's own servers (`agent_loop`);
-for `tool_calls`, verl's own loop calls our retriever (`search_tool`). verl has to run where `contrib` can be imported.
+it, and the reward reads these. Our engine rolls out a format of one growing turn on verl's own servers (`agent_loop`).
+verl has to run where `contrib` can be imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from uuid import uuid4
 from reasonrag.agents.environment import CurrentPolicy
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.settings import dump
-from reasonrag.core.text import one_line
 from reasonrag.core.types import (  # fmt: skip
     Answer,
     Completion,
@@ -39,7 +38,6 @@ from reasonrag.core.types import (  # fmt: skip
     Trajectory,
 )
 from reasonrag.formats import Format, PromptSet, Reading, StreamFormat, open_format
-from reasonrag.formats.tool_calls import ToolCallsFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import sampled_completion
@@ -56,8 +54,6 @@ from reasonrag.rewards.base import MISSING, trajectory_text
 from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import write_parquet
 
-Textual = StreamFormat | ToolCallsFormat
-
 _LOADER = """\
 \"\"\"Written by `python -m contrib.verl`; the settings are in task.yaml in this folder.\"\"\"
 
@@ -65,7 +61,7 @@ from pathlib import Path
 
 from contrib import verl
 
-{name} = verl.{maker}(Path(__file__).parent)
+compute_score = verl.reward_function(Path(__file__).parent)
 """
 
 
@@ -79,36 +75,27 @@ def export_task(settings: RLSettings, out: Path) -> dict[str, int]:
         for split, key, questions in (("train", "train", task.questions), ("test", "val", task.held_out)):
             rows = []
             for question in questions:
-                messages = [message for message in task.format.prompt(question, ()).messages if message.role != "tools"]
+                messages = task.format.prompt(question, ()).messages
                 rows.append(verl_row(question, question.dataset, messages, split, next(numbers)))
             if rows:
                 counts[split] = len(rows)
                 write_parquet(out / f"{split}.parquet", rows, verl_schema())
                 named[f"data.{key}_files"] = folder / f"{split}.parquet"
         write_text(out / "task.yaml", dump(settings))
-        write_text(out / "reward.py", _LOADER.format(name="compute_score", maker="reward_function"))
+        write_text(out / "reward.py", _LOADER)
         named["reward.custom_reward_function.path"] = folder / "reward.py"
-        if isinstance(task.format, StreamFormat):
-            loop = {"name": "reasonrag", "_target_": "contrib.verl.agent_loop", "folder": str(folder)}
-            write_text(out / "agent.yaml", json.dumps([loop], indent=2) + "\n")
-            named[f"{rollout}.agent.default_agent_loop"] = "reasonrag"
-            named[f"{rollout}.agent.agent_loop_config_path"] = folder / "agent.yaml"
-        else:
-            write_text(out / "tools.py", _LOADER.format(name="search", maker="search_tool"))
-            named[f"{rollout}.agent.default_agent_loop"] = "tool_agent"
-            named[f"{rollout}.multi_turn.enable"] = "true"
-            named[f"{rollout}.multi_turn.function_tool_path"] = folder / "tools.py"
-            # verl cuts what a tool returns at 256 characters otherwise.
-            shown = settings.retrieval.top_k * (settings.retrieval.max_passage_chars + 1000)
-            named[f"{rollout}.multi_turn.max_tool_response_length"] = shown
+        loop = {"name": "reasonrag", "_target_": "contrib.verl.agent_loop", "folder": str(folder)}
+        write_text(out / "agent.yaml", json.dumps([loop], indent=2) + "\n")
+        named[f"{rollout}.agent.default_agent_loop"] = "reasonrag"
+        named[f"{rollout}.agent.agent_loop_config_path"] = folder / "agent.yaml"
         write_text(out / "overrides.txt", "".join(f"{name}={value}\n" for name, value in named.items()))
     return counts
 
 
 def check(settings: RLSettings, form: Format) -> frozenset[str]:
     """Return what the reward needs; raise ConfigError if that is more than a text shows."""
-    if not isinstance(form, Textual):
-        raise ConfigError(f"format {form.name!r} writes several prompts, and verl scores one text; choose another")
+    if not isinstance(form, StreamFormat):
+        raise ConfigError(f"format {form.name!r} is not one growing turn, and verl scores one text; choose another")
     name, when = settings.reward.name, settings.reward.when_to_search
     if name in ("spre", "prm"):
         raise ConfigError(f"reward {name} is of single steps, which verl's texts do not show; choose another")
@@ -128,12 +115,12 @@ def check(settings: RLSettings, form: Format) -> frozenset[str]:
     return needs
 
 
-def trajectory_of(form: Textual, question: Question, response: str) -> Trajectory:
+def trajectory_of(form: StreamFormat, question: Question, response: str) -> Trajectory:
     """Return the steps that the engine would have made of a response: a search for each observation, and the last one.
 
     `response` begins with the policy's first token, after the words that open the format's turn.
     """
-    text = getattr(form, "opening", "") + response
+    text = form.opening + response
     steps: list[Step] = []
     for written, passages in form.observed(text):
         action = form.parse(written.rstrip(), tuple(steps))
@@ -149,7 +136,7 @@ def trajectory_of(form: Textual, question: Question, response: str) -> Trajector
 class TextFormat:
     """A format that reads a trajectory by its text, as that is all there is."""
 
-    def __init__(self, form: Textual) -> None:
+    def __init__(self, form: StreamFormat) -> None:
         self._form = form
 
     def __getattr__(self, name: str) -> Any:
@@ -202,21 +189,6 @@ def _reward(folder: Path) -> tuple[Any, Reward]:
 def _task(folder: Path) -> tuple[Task, Retriever]:
     task = open_task(load_rl_settings(file=folder / "task.yaml"))
     return task, batched_retrievers(task)[0]
-
-
-def search_tool(folder: Path) -> Callable[..., Any]:
-    """Register our search with verl, with the name and the description that the format gives it; return it."""
-    from verl.tools.function_tool import function_tool
-
-    task, retriever = _task(folder)
-    form: Any = task.format
-
-    async def search(query: str) -> str:
-        (passages,) = await retriever.search([one_line(query)], task.config.retrieval.top_k)
-        return str(form.documents(passages))
-
-    function_tool(form.function, schema=json.loads(form.tools)[0])(search)
-    return search
 
 
 class agent_loop:  # noqa: N801 -- the name of our loop in verl's configuration

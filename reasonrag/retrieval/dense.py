@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -257,27 +257,36 @@ class VectorSearch:
         self._index = index
         self._refine = refine
         is_graph = hasattr(index, "hnsw")
+        self.effort = 0
         # The part of the index that sets how much a search looks at, by a name, and the most that this can be.
         self._tuned = index.hnsw if is_graph else index and load_faiss().try_extract_index_ivf(index)
         self._setting = "efSearch" if is_graph else "nprobe"
         self.efforts = _MOST_CANDIDATES if is_graph else self._tuned.nlist if self._tuned else 0
 
-    @property
-    def effort(self) -> int:
-        """Clusters (nprobe) or candidates (efSearch) that each search looks at; 0 if it looks at everything."""
-        return int(getattr(self._tuned, self._setting, 0))
-
-    @effort.setter
-    def effort(self, value: int) -> None:
-        setattr(self._tuned, self._setting, value)
+    def set_effort(self, effort: int) -> None:
+        """Look at so many clusters (nprobe) or candidates (efSearch) in each search."""
+        self.effort = effort
+        setattr(self._tuned, self._setting, effort)
 
     def to_gpus(self) -> None:
-        """Search on all GPUs from now on, with the effort that is set."""
+        """Search on all GPUs from now on, a share of the vectors on each, with the effort that is set.
+
+        Raises:
+            ConfigError: faiss finds no GPU, or GPUs cannot search this kind of index.
+        """
+        faiss = load_faiss()
+        if faiss.get_num_gpus() == 0:
+            raise ConfigError("faiss finds no GPU; pip install 'reasonrag[gpu]' has GPU support, or leave out gpu")
         if self._index is None:
-            self._index = load_faiss().IndexFlatIP(self.embeddings.dims)
+            self._index = faiss.IndexFlatIP(self.embeddings.dims)
             for _, block in self.embeddings.blocks():
                 self._index.add(block)
-        self._index = on_gpus(self._index)
+        options = faiss.GpuMultipleClonerOptions()
+        options.shard = True
+        try:
+            self._index = faiss.index_cpu_to_all_gpus(self._index, co=options)
+        except RuntimeError as error:
+            raise ConfigError("GPUs cannot search a graph; build flat or ivf ones, or leave out gpu") from error
 
     def search(self, queries: Vectors, top_k: int) -> tuple[Vectors, Rows]:
         """Return `[n, top_k]` cosines and rows, best first, filled up with row -1 if the index holds fewer."""
@@ -402,7 +411,7 @@ def _tune(search: VectorSearch, queries: Vectors, target: float, progress: Build
     exact = VectorSearch(search.embeddings).search(queries, TOP_K)
 
     def recall(effort: int) -> float:
-        search.effort = effort
+        search.set_effort(effort)
         progress.advance()
         return recall_at_10(search.search(queries, TOP_K), exact)
 
@@ -447,7 +456,7 @@ def open_vectors(index: IndexFolder, *, gpu: bool = False) -> VectorSearch:
         manifest = index.verify("vectors")
         refine = int(manifest.plan.settings["refine"])
         search = VectorSearch(search.embeddings, _read_index(index.part("vectors")), refine=refine)
-        search.effort = manifest.counts["effort"]
+        search.set_effort(manifest.counts["effort"])
     if gpu:
         search.to_gpus()
     return search
@@ -482,26 +491,6 @@ def _read_index(folder: Path) -> Any:
     except (RuntimeError, OSError) as error:
         raise DataError(f"{path} cannot be read as a FAISS index", quoting=error) from error
     return index
-
-
-def on_gpus(index: Any) -> Any:
-    """Copy a FAISS index to all GPUs, a share each. Search it from one thread only: GPU resources are not locked.
-
-    Raises:
-        ConfigError: faiss finds no GPU, or GPUs cannot search this kind of index.
-    """
-    faiss = load_faiss()
-    if faiss.get_num_gpus() == 0:
-        raise ConfigError("faiss finds no GPU; pip install 'reasonrag[gpu]' has GPU support, or leave out gpu")
-    options = faiss.GpuMultipleClonerOptions()
-    options.shard = True
-    try:
-        return faiss.index_cpu_to_all_gpus(index, co=options)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"vectors of kind {type(index).__name__} cannot be on GPUs; build flat or ivf ones, or leave out gpu",
-            quoting=error,
-        ) from error
 
 
 # --- The retriever ---
@@ -547,12 +536,6 @@ class DenseRetriever(LocalRetriever):
         decisive = [passages.files[PASSAGES], dict(searched.files), dict(searched.counts), dict(identity)]
         # One thread, because FAISS on GPUs allows no second one, and the encoder uses all cores.
         super().__init__(PassageStore(index), identity=decisive)
-
-    def recall_at_10(self, queries: Sequence[str]) -> float:
-        """Return the share of exact search's ten best that this search finds, in [0, 1]."""
-        vectors = self._encoder.encode_queries(queries)
-        exact = VectorSearch(self._vectors.embeddings).search(vectors, TOP_K)
-        return recall_at_10(self._vectors.search(vectors, TOP_K), exact)
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
         queries = [valid_unicode(query) for query in queries]

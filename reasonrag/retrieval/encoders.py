@@ -42,7 +42,7 @@ PREFIXES: Mapping[str, tuple[str, str]] = {
 _LONGEST = 512  # tokens of a text, for a model that does not limit them
 
 # Files that decide the vectors; the last pattern has the modules of sentence-transformers.
-_DECIDING = ("*.safetensors", "*.json", "*.txt", "*.model", "*.py", "[0-9]*_*/*")
+_DECIDING = ["*.safetensors", "*.json", "*.txt", "*.model", "*.py", "[0-9]*_*/*"]
 # Among them, files that a model on the Hub and a copy of it may have differently.
 _IGNORED = (
     "requirements*.txt",
@@ -84,18 +84,14 @@ def find_files(name_or_path: str, *, revision: str | None = None) -> ModelFiles:
     """
     folder = named_path(name_or_path)
     if folder.is_dir():
-        files = ModelFiles(folder, folder.resolve().name, "")
-    else:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-        try:
-            folder = Path(snapshot_download(name_or_path, revision=revision, allow_patterns=list(_DECIDING)))
-        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-            problem = f"encoder {name_or_path!r} cannot be loaded: it is not a folder, and the Hub does not give it"
-            raise ConfigError(problem, quoting=error) from error
-        files = ModelFiles(folder, name_or_path, folder.name)
-    return files
+        return ModelFiles(folder, folder.resolve().name, "")
+    huggingface_hub = import_module("huggingface_hub")
+    try:
+        folder = Path(huggingface_hub.snapshot_download(name_or_path, revision=revision, allow_patterns=_DECIDING))
+    except (huggingface_hub.errors.HfHubHTTPError, ValueError, OSError) as error:
+        problem = f"encoder {name_or_path!r} cannot be loaded: it is not a folder, and the Hub does not give it"
+        raise ConfigError(problem, quoting=error) from error
+    return ModelFiles(folder, name_or_path, folder.name)
 
 
 class TextEncoder:
@@ -122,8 +118,7 @@ class TextEncoder:
         if not (files.folder / "modules.json").exists():
             raise ConfigError(
                 f"encoder {files.name!r} has no modules.json, so it is unknown how token vectors become one vector; "
-                "save it with sentence-transformers "
-                "(SentenceTransformer(modules=[Transformer(...), Pooling(...)]).save(...))"
+                "save it with sentence-transformers (SentenceTransformer(modules=[...]).save(...))"
             )
         with loading(f"encoder {files.name!r}"):
             # Its progress bars would mix with those of the build.
@@ -148,11 +143,7 @@ class TextEncoder:
             token in prefixes for token in model.tokenizer.all_special_tokens
         )
         self._model = model
-        self._options = {
-            "batch_size": config.batch_size,
-            "normalize_embeddings": True,
-            "show_progress_bar": False,
-        }
+        self._options = {"batch_size": config.batch_size, "normalize_embeddings": True, "show_progress_bar": False}
         self.name = files.name
         self.location = files.name if files.revision else str(files.folder.resolve())
         self.dims = int(model.get_embedding_dimension())

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -70,6 +71,7 @@ class CorpusSource(Protocol):
         ...
 
 
+@dataclass
 class FileCorpus:
     """Files that are read one after another.
 
@@ -77,42 +79,28 @@ class FileCorpus:
     as title and its path in the folder as id.
     """
 
-    def __init__(
-        self,
-        name: str,
-        files: Sequence[Path],
-        *,
-        folder: Path | None = None,
-        commit: str = "",
-        total: int | None = None,
-    ) -> None:
-        """Name the files, in order; nothing is read yet.
-
-        Several files, or texts, have to be in `folder`: names in the checksum are relative to it. A file of the Hub has
-        its `commit`, which is then the checksum.
-        """
-        self.name = name
-        self.total = total
-        self._files = files
-        self._folder = folder
-        self._commit = commit
+    name: str
+    files: Sequence[Path]
+    folder: Path | None = None  # of several files, or of texts: names in the checksum are relative to it
+    commit: str = ""  # of a file of the Hub: its checksum
+    total: int | None = None
 
     def checksum(self) -> str:
         """Return the commit, else the SHA-256 of the file's bytes; of names and checksums if there are several."""
-        if self._commit:
-            return self._commit
+        if self.commit:
+            return self.commit
         try:
-            digests = [size_and_digest(path)[1] for path in self._files]
+            digests = [size_and_digest(path)[1] for path in self.files]
         except OSError as error:
             raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from None
-        if self._folder is None:
+        if self.folder is None:
             return digests[0]
-        names = [path.relative_to(self._folder).as_posix() for path in self._files]
+        names = [path.relative_to(self.folder).as_posix() for path in self.files]
         return hashlib.sha256(json.dumps([names, digests]).encode()).hexdigest()
 
     def rows(self, start: int = 0) -> Iterator[Row]:
         rows_before = 0
-        for path in self._files:
+        for path in self.files:
             skipped = max(0, start - rows_before)
             rows = raw_rows(path, skipped) if path.name.lower().endswith(SUFFIXES) else self._text(path, skipped)
             while True:
@@ -125,12 +113,12 @@ class FileCorpus:
 
     def _text(self, path: Path, start: int) -> Generator[Row, None, int]:
         """Yield {"id", "title", "text"}; bytes that are not UTF-8 are replaced."""
-        if self._folder is not None and start == 0:
+        if self.folder is not None and start == 0:
             try:
                 text = path.read_text(encoding="utf-8-sig", errors="replace")
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-            yield 1, {"id": path.relative_to(self._folder).as_posix(), "title": path.stem, "text": text}
+            yield 1, {"id": path.relative_to(self.folder).as_posix(), "title": path.stem, "text": text}
         return 1
 
 

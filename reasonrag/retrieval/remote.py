@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from reasonrag.core.calls import (
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage, as_finite
+from reasonrag.retrieval.base import Ranking
 from reasonrag.retrieval.passages import passage_contents
 from reasonrag.storage.questions import passage_id
 from reasonrag.storage.records import text_id
@@ -31,8 +31,7 @@ from reasonrag.storage.records import text_id
 if TYPE_CHECKING:
     import aiohttp
 
-Ranking = tuple[Passage, ...]
-
+_CONCURRENCY = 64  # requests in flight at each server
 _CHECK_TIMEOUT_S = 10.0
 # Limits of a reply, decompressed: one very long document, plus a long one for each passage that was requested.
 _MOST_BYTES, _MOST_BYTES_A_PASSAGE = 16 << 20, 64 << 10
@@ -42,8 +41,10 @@ class RemoteRetriever:
     """Sends queries to several equal servers: to the one with the fewest requests in flight, another if it fails.
 
     It waits for a server that restarts: one request at a time finds out whether it is back. A retriever belongs to the
-    event loop of its first search until `aclose`.
+    event loop of its first search until `aclose`. The environment variable REASONRAG_TOKEN is sent as a bearer token.
     """
+
+    max_queries = 256  # in a request of a `BatchedRetriever`
 
     def __init__(
         self,
@@ -52,10 +53,7 @@ class RemoteRetriever:
         timeout_s: float = 30.0,
         max_retries: int = 8,
         deadline_s: float = 300.0,
-        concurrency: int = 64,
-        max_queries: int = 256,
         identity: str = "remote",
-        token_env: str = TOKEN_ENV,
     ) -> None:
         """Name the servers; nothing is sent before the first search.
 
@@ -66,11 +64,8 @@ class RemoteRetriever:
                 server that works on other requests.
             deadline_s: seconds for a request with its retries at servers that are up; and as many to wait while all are
                 down, which an outage uses up once (`Addresses`).
-            concurrency: maximum requests in flight at each server.
-            max_queries: maximum queries of a request; more are sent in several requests at the same time.
             identity: names corpus and index in fingerprints. Change it when the servers change theirs, because a URL
                 does not identify their passages.
-            token_env: environment variable; its value, if set, is sent as a bearer token.
 
         Raises:
             ConfigError: `urls` is empty, one is not http(s), or the token cannot be sent in a header.
@@ -83,11 +78,10 @@ class RemoteRetriever:
             raise ConfigError("a remote retriever needs the URL of at least one server")
         self.fingerprint = hashlib.sha256(f"remote:{identity}".encode()).hexdigest()[:16]
         self.name = f"the retrieval server{'s' if len(urls) > 1 else ''}"
-        self.max_queries = max_queries
         self._timeout_s = timeout_s
         self._addresses = Addresses(
             urls,
-            concurrency,
+            _CONCURRENCY,
             name=self.name,
             error=RetrievalError,
             deadline_s=deadline_s,
@@ -95,8 +89,7 @@ class RemoteRetriever:
             patience_s=deadline_s,
         )
         self.slots = self._addresses.slots
-        self._token_env = token_env
-        self._headers = bearer_header(os.environ.get(token_env), f"the token in {token_env}")
+        self._headers = bearer_header(os.environ.get(TOKEN_ENV), f"the token in {TOKEN_ENV}")
         self._session: aiohttp.ClientSession | None = None
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
@@ -108,31 +101,22 @@ class RemoteRetriever:
             RetrievalError: no answer in time, the request was refused, or the reply cannot be matched to the queries.
         """
         sent_queries = [valid_unicode(query) for query in queries if query.strip()]
-        requests = []
-        for start in range(0, len(sent_queries), self.max_queries):
-            part = sent_queries[start : start + self.max_queries]
-            requests.append(asyncio.ensure_future(self._addresses.ask(partial(self._request, part, top_k))))
-        try:
-            replies = await asyncio.gather(*requests)
-        finally:
-            for request in requests:
-                request.cancel()
-        rankings = (ranking for reply in replies for ranking in reply)
+        if not sent_queries:
+            return [() for _ in queries]
+        rankings = iter(await self._addresses.ask(partial(self._request, sent_queries, top_k)))
         return [next(rankings)[:top_k] if query.strip() else () for query in queries]
 
     async def check(self) -> None:
         """Raise RetrievalError if no server answers a query."""
-        failures = []
+        reasons = []
         for address in self._addresses.all:
             try:
                 await self._request(["check"], 1, None, address.url, _CHECK_TIMEOUT_S)
                 return
             except Unavailable as failure:
-                failures.append(str(failure))
-        reasons = "; ".join(failures)
-        raise RetrievalError(
-            f"no answer from {self.name}: {reasons}; start it, or correct its address", cause="unreachable"
-        )
+                reasons.append(str(failure))
+        problem = f"no answer from {self.name}: {'; '.join(reasons)}; start it, or correct its address"
+        raise RetrievalError(problem, cause="unreachable")
 
     async def aclose(self) -> None:
         session, self._session = self._session, None
@@ -155,21 +139,18 @@ class RemoteRetriever:
             self._session, "POST", str(endpoint), timeout_s, most_bytes, "connection", json=payload
         )
         status, server = reply.status, f"{endpoint.host}:{endpoint.port}"  # a URL may contain a password
+        cause = f"http_{status}"
         if is_transient(status):
             wait_s = parse_retry_after(reply.headers.get("Retry-After"))
-            message = f"{server} answers HTTP {status}"
-            raise Unavailable(message, cause=f"http_{status}", status=status, retry_after_s=wait_s)
+            raise Unavailable(f"{server} answers HTTP {status}", cause=cause, status=status, retry_after_s=wait_s)
         if status != 200:
-            key = about_key(status, bool(self._headers), self._token_env)
+            key = about_key(status, bool(self._headers), TOKEN_ENV)
             quoted = body.decode(errors="replace")
-            raise RetrievalError(f"{server} refuses: HTTP {status}{key}", quoting=quoted, cause=f"http_{status}")
+            raise RetrievalError(f"{server} refuses: HTTP {status}{key}", quoting=quoted, cause=cause)
         rankings = _rankings(body)
-        if len(rankings) != len(queries):
-            raise RetrievalError(
-                f"{self.name}: {len(queries)} queries were sent and {len(rankings)} rankings came back, so it is "
-                "unknown which ranking belongs to which query",
-                cause="misaligned",
-            )
+        if len(rankings) != len(queries):  # then it is unknown which ranking belongs to which query
+            problem = f"{server} got {len(queries)} queries and gave {len(rankings)} rankings"
+            raise RetrievalError(problem, cause="misaligned")
         return rankings
 
 

@@ -14,12 +14,12 @@ from reasonrag.core.errors import BackendError, RetrievalError
 from reasonrag.core.serving import App, ListenSettings, Receive, Refusal, Response, Scope, describe_problems, run_app
 from reasonrag.core.settings import setting
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.base import BatchedRetriever, MemoryStore, Ranking, Retriever
+from reasonrag.retrieval.base import BatchedRetriever, MemoryStore, Retriever
 
 log = structlog.get_logger()
 
 # Limits of a request. A longer query is cut: one runaway query of a model must not fail the batch of a training step.
-MAX_QUERIES, MAX_TOP_K, MAX_PASSAGES, MAX_QUERY_CHARS = 4096, 1000, 100_000, 4096
+MAX_TOP_K, MAX_PASSAGES, MAX_QUERY_CHARS = 1000, 100_000, 4096
 
 _PROBE = "Who wrote the first encyclopedia?"
 _MAX_BATCH = 256  # queries that are searched together
@@ -40,7 +40,7 @@ class RetrieveRequest(BaseModel):
     """The body of Search-R1's `POST /retrieve`. If `topk` is absent, null or 0, the server's default counts."""
 
     queries: list[str]
-    topk: Annotated[int, Field(ge=0)] | None = None
+    topk: Annotated[int, Field(ge=0, le=MAX_TOP_K)] | None = None
     return_scores: bool = False
 
 
@@ -71,7 +71,6 @@ class RetrievalApp(App):
         self._health_timeout_s = settings.health_timeout_s
         self._unanswered = 0
         self._is_draining = False
-        self._probing: asyncio.Task[list[Ranking]] | None = None
         self._registry = CollectorRegistry()
         name = "reasonrag_retrieval"
         self._requests = Counter(f"{name}_requests", "Requests to /retrieve", ["status"], registry=self._registry)
@@ -108,10 +107,6 @@ class RetrievalApp(App):
         with self._in_flight.track_inprogress():
             request = parsed(await self.body(scope, receive))
             count, top_k = len(request.queries), request.topk or self._top_k
-            if count > MAX_QUERIES:
-                raise Refusal(413, f"{count} queries; at most {MAX_QUERIES} a request: send them in parts")
-            if top_k > MAX_TOP_K:
-                raise Refusal(422, f"topk is {top_k}; at most {MAX_TOP_K}")
             if count * top_k > MAX_PASSAGES:
                 raise Refusal(413, f"{count} queries of topk {top_k}; at most {MAX_PASSAGES} passages a request")
             # An empty queue admits a request of any size: a larger one could never enter otherwise.
@@ -140,11 +135,8 @@ class RetrievalApp(App):
         """Search for one query, to see whether the index answers; raise Refusal with 503 and the cause if not."""
         if self._is_draining:
             raise Refusal(503, "draining: requests in flight are answered, new ones are not")
-        if self._probing is None or self._probing.done():
-            self._probing = asyncio.create_task(self._retriever.search([_PROBE], 1))
         try:
-            # Shielded because all callers at the same time share one query.
-            await asyncio.wait_for(asyncio.shield(self._probing), self._health_timeout_s)
+            await asyncio.wait_for(self._retriever.search([_PROBE], 1), self._health_timeout_s)
         except TimeoutError:
             raise Refusal(503, f"no answer to a query in {self._health_timeout_s:g} s") from None
         except Exception as error:

@@ -11,7 +11,7 @@ import pytest
 from contrib.verl import TextFormat, export_task, question_of, trajectory_of
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.settings import validate
-from reasonrag.core.types import Search, Trajectory
+from reasonrag.core.types import Trajectory
 from reasonrag.formats import FORMATS, StreamFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.settings import load_rl_settings
@@ -23,14 +23,12 @@ from reasonrag.rollout import Engine
 from reasonrag.storage.parquet import read_parquet
 from tests.toys import QUESTION, ToyRetriever
 
-TEXTUAL = [name for name, make in FORMATS.items() if name == "tool_calls" or isinstance(make(), StreamFormat)]
-CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Jaws"}}\n</tool_call>'
+TEXTUAL = [name for name, make in FORMATS.items() if isinstance(make(), StreamFormat)]
 SEARCHES = {
     "search_r1": "<think>t</think><search>Jaws</search>",
     "hiprag": "<step><reasoning>t</reasoning><search>Jaws</search>",
     "search_p1": "<reasoning>t</reasoning><tool_call>Jaws</tool_call>",
     "when_to_search": "<think>t</think><search>Jaws film</search>",
-    "tool_calls": f"t {CALL}",
 }
 OTHERS = [
     *("c</conclusion>", "<conclusion>c</conclusion>", "<reflect>r</reflect>", "<answer>Steven Spielberg</answer>"),
@@ -38,7 +36,6 @@ OTHERS = [
     *("<information>mine</information> <answer>x</answer>", "<search> </search>", "t</reasoning><answer>and</answer>"),
     *("Thought: c\nAction: finish[Steven Spielberg]", "<think>c</think> so <answer>Steven Spielberg</answer>", ""),
 ]
-TURNS = [*[SEARCHES["tool_calls"]] * 4, "Steven Spielberg", "<think>c</think>Spielberg"]
 REWARDS = [
     {"outcome": {"format_weight": 0.2, "answer_present": 0.1}},
     {"name": "hiprag", "hiprag": {"lambda_p": 0}},
@@ -52,32 +49,19 @@ def attempts(name):
 
     def says(prompt, sampling):
         rng = random.Random(f"{prompt}{sampling.seed}")
-        if name == "tool_calls":  # without functions a call is none; verl's own loop ends otherwise
-            return rng.choice(TURNS if prompt.messages[1].role == "tools" else TURNS[-2:])
         return rng.choice([*[SEARCHES[name]] * 8, *OTHERS])
 
     engine = Engine(ScriptedLLM(says), ToyRetriever(), FORMATS[name](), max_steps=4)
     return asyncio.run(engine.run([Trajectory(QUESTION)] * 80, seeds=range(80)))
 
 
-def response_of(trajectory, form):
-    """The text that verl decodes: without what stands before the policy's first word, and without special tokens."""
-    if isinstance(form, StreamFormat):
-        return trajectory_text(trajectory).removeprefix(form.opening)
-    said = []
-    for step in trajectory.steps:
-        said.append(step.completion.text)
-        if isinstance(step.action, Search):
-            shown = form.documents(step.passages)
-            said.append(f"\nuser\n<tool_response>\n{shown}\n</tool_response>\nassistant\n")
-    return "".join(said)
-
-
 @pytest.mark.parametrize("name", TEXTUAL)
 def test_a_text_is_worth_what_the_trajectory_behind_it_is_worth(name):
     form = FORMATS[name]()
     made = attempts(name)
-    texts = [trajectory_of(form, QUESTION, response_of(trajectory, form)) for trajectory in made]
+    # verl decodes the words after those that open the turn.
+    responses = [trajectory_text(trajectory).removeprefix(form.opening) for trajectory in made]
+    texts = [trajectory_of(form, QUESTION, response) for response in responses]
     assert [text.answer for text in texts] == [trajectory.answer for trajectory in made]
     values = set()
     for given in REWARDS:
@@ -108,14 +92,6 @@ def test_a_task_is_questions_a_reward_and_rollouts(tmp_path):
     assert found == {"score": 1.0, "em": 1.0, "f1": 1.0, "cem": 1.0, "rc": 0.0, "well_formed": 1.0}
 
 
-def test_tool_calls_are_rolled_out_by_verl_with_our_search(tmp_path):
-    export_task(settings(**{"format.name": "tool_calls"}), tmp_path / "out")
-    assert "verl.search_tool" in (tmp_path / "out/tools.py").read_text()
-    assert "function_tool_path=" in (tmp_path / "out/overrides.txt").read_text()
-    (first, *_) = read_parquet(tmp_path / "out/train.parquet", verl_schema())
-    assert [message["role"] for message in first["prompt"]] == ["system", "user"], "verl's template shows the function"
-
-
 def silent(trajectory):
     """A reward that has none."""
 
@@ -131,7 +107,7 @@ def test_a_reward_that_fails_is_no_score(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"format.name": "reasonrag"}, "writes several prompts, and verl scores one text"),
+        ({"format.name": "reasonrag"}, "is not one growing turn"),
         ({"reward.name": "spre"}, "of single steps"),
         ({"reward.outcome.search_confidence": 0.4}, "which only `rl train` knows"),
         ({"reward.name": "when-to-search"}, "the stage has to be fixed"),

@@ -128,7 +128,7 @@ def test_the_doctor_says_size_speed_and_that_it_finds_itself(index: Path) -> Non
     report = json.loads(done.stdout)
     assert set(report["parts"]) >= {"passages", "bm25", "embeddings"}
     assert report["found_at_10"] == 1.0
-    assert all(rate > 0 for rate in report["queries_per_s"].values())
+    assert report["queries_per_s"] > 0
 
 
 def flip(path: Path) -> None:

@@ -33,7 +33,6 @@ def main() -> dict[str, object]:
         counts += whole_task(preset, options, tokenizer)
     assert counts["recorded rollouts"] >= 500 and not counts["of them scored otherwise than recorded"]
     counts += own_loop(Path("demo-outcome-verl"), tokenizer)
-    counts += search_tool()
     return {"of them scored otherwise than recorded": 0, **counts}
 
 
@@ -170,31 +169,6 @@ def own_loop(exported: Path, tokenizer) -> Counter[str]:
 
     asyncio.run(run())
     return counts
-
-
-def search_tool() -> Counter[str]:
-    """Let verl load our search and call it: the passages are those that our format shows."""
-    from verl.tools.function_tool import normalize_function_tool_return
-    from verl.tools.tool_registry import load_all_tools
-
-    from reasonrag.online_rl.settings import load_rl_settings
-    from reasonrag.online_rl.task import open_task
-
-    options = ["--preset", "demo-outcome", "--set", "format.name=tool_calls", "--set", "limit=20"]
-    export(*options, "--out", Path.cwd() / "tools")
-    overrides = config(*Path("tools/overrides.txt").read_text().splitlines())
-    (tool,) = load_all_tools(None, overrides.actor_rollout_ref.rollout.multi_turn.function_tool_path)
-    task = open_task(load_rl_settings(file=Path("tools/task.yaml")))
-
-    async def call() -> None:
-        for question in task.questions:
-            (passages,) = await task.retriever.search([question.question], task.config.retrieval.top_k)
-            shown, _, _ = normalize_function_tool_return(await tool.call({"query": question.question}))
-            assert shown.text == task.format.documents(passages)
-
-    asyncio.run(call())
-    assert tool.tool_schema.model_dump(exclude_unset=True) == json.loads(task.format.tools)[0]
-    return Counter({"searches by verl's tool as our format shows them": len(task.questions)})
 
 
 def dataset(tokenizer, *files: Path):

@@ -13,7 +13,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.dense import DenseRetriever, VectorSettings, build_embeddings, build_vectors
 from reasonrag.retrieval.encoders import TextEncoder
 from reasonrag.retrieval.index import EncoderConfig, IndexFolder, Silent
-from tests.retrieval.toys import WordsEncoder, passages, sentences
+from tests.retrieval.toys import WordsEncoder, passages
 
 faiss = pytest.importorskip("faiss")
 needs_model = pytest.mark.skipif(
@@ -155,27 +155,6 @@ def test_the_fingerprint_follows_passages_encoder_and_kind_of_search(tmp_path):
         build_embeddings(same, WordsEncoder(salt="x"), progress=Silent())
     found.add(fingerprint(same, WordsEncoder(salt="x")))
     assert len(found) == 3
-
-
-def test_what_an_approximate_search_misses_is_measured_against_exact_search(tmp_path):
-    texts = sentences(1500)
-    index, encoder = passages(tmp_path / "index", texts), WordsEncoder()
-    with index.locked():
-        build_embeddings(index, encoder, progress=Silent())
-        exact = DenseRetriever(index, encoder)
-        settings = VectorSettings("ivf-sq8", "IVF32,SQ8", training_rows=1500, recall=0.3)
-        tuning = encoder.encode_queries(sentences(256, seed=2))
-        build_vectors(index, settings, queries=tuning, progress=Silent())
-    queries = sentences(60, seed=1)
-    rough = DenseRetriever(index, encoder)
-    measured = rough.recall_at_10(queries)
-    found, wanted = ask(rough, queries, 10), ask(exact, queries, 10)
-    hits = [
-        sum(passage.score >= best[-1].score - 1e-6 for passage in ranking)
-        for ranking, best in zip(found, wanted, strict=True)
-    ]
-    assert measured == pytest.approx(sum(hits) / 600, abs=0.01)
-    assert 0.1 < measured < 0.95
 
 
 def test_a_query_of_half_a_character_does_not_fail_those_that_it_travels_with(tmp_path):

@@ -132,9 +132,8 @@ def test_without_scores_documents_stand_alone_and_topk_is_the_servers(
         ({"queries": "who?"}, 422, "queries"),
         ({"queries": ["a", 7]}, 422, "queries: 1"),
         ({"queries": ["a"], "topk": -1}, 422, "topk"),
-        ({"queries": ["a"], "topk": 1001}, 422, "at most 1000"),
+        ({"queries": ["a"], "topk": 1001}, 422, "topk"),
         ({"queries": ["a"], "return_scores": "perhaps"}, 422, "return_scores"),
-        ({"queries": ["a"] * 4097}, 413, "at most 4096"),
         ({"queries": ["a"] * 101, "topk": 1000}, 413, "at most 100000 passages"),
         (b"[" * 100_000, 422, "JSON"),
     ],
@@ -147,7 +146,7 @@ def test_a_bad_request_is_refused_in_one_line(port: int, body: Any, status: int,
 
 def test_our_client_finds_what_a_search_in_process_finds(port: int, sea: BM25Retriever) -> None:
     async def search() -> list[tuple[Passage, ...]]:
-        retriever = RemoteRetriever(f"http://127.0.0.1:{port}", max_queries=2)
+        retriever = RemoteRetriever(f"http://127.0.0.1:{port}")
         await retriever.check()
         rankings = await retriever.search(QUERIES, 4)
         await retriever.aclose()
@@ -215,8 +214,6 @@ def test_health_is_false_when_no_query_answers_in_time() -> None:
     with serving(retriever, health_timeout_s=0.1) as port:
         status, refusal, _ = call(port, "GET", "/health")
         assert status == 503 and "0.1 s" in refusal["detail"]
-        call(port, "GET", "/health")
-        assert len(retriever.batches) == 1  # the second one waits for the query of the first
         retriever.go.set()
         wait_until(lambda: call(port, "GET", "/health")[0] == 200)
 

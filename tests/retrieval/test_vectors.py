@@ -206,7 +206,7 @@ def test_approximate_search_reaches_the_recall_that_it_was_tuned_for(built, kind
     assert counts["recall_permille"] == round(1000 * recall)
     assert f"give {recall:.3f} of exact search's ten best" in notes[-1]
     if search.effort > 1:
-        search.effort -= 1
+        search.set_effort(search.effort - 1)
         assert recall_at_10(search.search(QUERIES, 10), exact) < 0.95
 
 
