@@ -25,7 +25,7 @@ from aiohttp import web
 
 from reasonrag.core.calls import check_url
 from reasonrag.core.text import parse_json, redact_data, valid_unicode
-from reasonrag.storage.records import CALLS, read_calls
+from reasonrag.storage.parquet import CALLS, read_calls
 
 log = structlog.get_logger()
 

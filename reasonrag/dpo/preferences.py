@@ -42,8 +42,17 @@ from reasonrag.core.text import (
 from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.storage.files import short_hash, write_json, write_text
 from reasonrag.storage.folder import Folder, read_run
-from reasonrag.storage.parquet import Row, ShardWriter, not_finite, read_batches
-from reasonrag.storage.records import NO_OBJECT, SUFFIXES, RowProblems, raw_rows, text_id
+from reasonrag.storage.parquet import (
+    NO_OBJECT,
+    SUFFIXES,
+    Row,
+    RowProblems,
+    ShardWriter,
+    not_finite,
+    raw_rows,
+    read_batches,
+    text_id,
+)
 from reasonrag.storage.tables import pair_schema
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")

@@ -114,7 +114,7 @@ def export_trees(run: RunFolder, questions: Iterable[Question]) -> dict[str, Any
     for question in questions:
         blob = run.journal.tree(question.dataset, question.id)
         if blob is not None:
-            writer.add_batch(unpack(blob, schema))
+            writer.add_batch(unpack(blob))
     writer.close()
     return count_trees(run.path)
 

@@ -27,8 +27,8 @@ from reasonrag.core.text import one_line, printable, quoted, valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.index import BuildProgress, Draft, IndexFolder, Manifest, PassagesConfig, Plan
 from reasonrag.storage.files import naming, size_and_digest
+from reasonrag.storage.parquet import SUFFIXES, NumberedRow, RowProblems, raw_rows, text_id
 from reasonrag.storage.questions import load_questions, paragraph_corpus
-from reasonrag.storage.records import SUFFIXES, Row, RowProblems, raw_rows, text_id
 
 # Address and number of passages by name. wiki18 is the English Wikipedia of December 2018 in passages of 100 words
 # (arXiv:2004.04906), the file that FlashRAG and Search-R1 search in.
@@ -66,7 +66,7 @@ class CorpusSource(Protocol):
         """Return a text that changes with the content: SHA-256 in hex, or the Hub's commit."""
         ...
 
-    def rows(self, start: int = 0) -> Iterator[Row]:
+    def rows(self, start: int = 0) -> Iterator[NumberedRow]:
         """Yield the 1-based number and the value of each row after row `start`; None if it is not JSON."""
         ...
 
@@ -75,7 +75,7 @@ class CorpusSource(Protocol):
 class FileCorpus:
     """Files that are read one after another.
 
-    A .jsonl(.gz, .zst), .json or .parquet file holds rows. Any other is a text, which is one row, with the file's name
+    A .jsonl(.gz), .json or .parquet file holds rows. Any other is a text, which is one row, with the file's name
     as title and its path in the folder as id.
     """
 
@@ -98,7 +98,7 @@ class FileCorpus:
         names = [path.relative_to(self.folder).as_posix() for path in self.files]
         return hashlib.sha256(json.dumps([names, digests]).encode()).hexdigest()
 
-    def rows(self, start: int = 0) -> Iterator[Row]:
+    def rows(self, start: int = 0) -> Iterator[NumberedRow]:
         rows_before = 0
         for path in self.files:
             skipped = max(0, start - rows_before)
@@ -111,7 +111,7 @@ class FileCorpus:
                     break
                 yield rows_before + number, row
 
-    def _text(self, path: Path, start: int) -> Generator[Row, None, int]:
+    def _text(self, path: Path, start: int) -> Generator[NumberedRow, None, int]:
         """Yield {"id", "title", "text"}; bytes that are not UTF-8 are replaced."""
         if self.folder is not None and start == 0:
             try:
@@ -136,7 +136,7 @@ class GivenCorpus:
             digest.update(json.dumps([passage.id, passage.contents]).encode() + b"\n")
         return digest.hexdigest()
 
-    def rows(self, start: int = 0) -> Iterator[Row]:
+    def rows(self, start: int = 0) -> Iterator[NumberedRow]:
         for number, passage in enumerate(self._passages[start:], start + 1):
             yield number, {"id": passage.id, "contents": passage.contents}
 
@@ -144,7 +144,7 @@ class GivenCorpus:
 def open_corpus(spec: str) -> CorpusSource:
     """Open a corpus by file, folder, address on the Hub or name. Rows have id and contents, or id, title and text.
 
-    It is a .jsonl(.gz, .zst), .json or .parquet file; a folder of such files, or of .txt and .md files;
+    It is a .jsonl(.gz), .json or .parquet file; a folder of such files, or of .txt and .md files;
     `hub:OWNER/NAME[@REVISION]:FILE`, a file of a data set; a name of `KNOWN_CORPORA`; or `hotpotqa`, `2wikimultihopqa`,
     `musique` (also with `:SPLIT`): the paragraphs that their questions carry.
 

@@ -25,8 +25,8 @@ from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage, as_finite
 from reasonrag.retrieval.base import Ranking
 from reasonrag.retrieval.passages import passage_contents
+from reasonrag.storage.parquet import text_id
 from reasonrag.storage.questions import passage_id
-from reasonrag.storage.records import text_id
 
 if TYPE_CHECKING:
     import aiohttp

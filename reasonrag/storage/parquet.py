@@ -1,18 +1,23 @@
-"""Parquet files, written whole or not at all, with page checksums that every read verifies.
+"""Tables on disk: Parquet that we write, and rows in files that people bring (JSON lines, JSON lists, Parquet).
 
-Without page checksums, most single-bit flips are read back as different data.
+Every Parquet file of ours is written whole or not at all, with page checksums that every read verifies. Without them,
+most single-bit flips are read back as different data.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import tarfile
+import zlib
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import DataError, RunError, check_limits
-from reasonrag.core.text import excerpt
+from reasonrag.core.text import excerpt, parse_json, quoted, valid_unicode
 from reasonrag.storage.files import fsync_folder, naming, place, writing
 
 if TYPE_CHECKING:
@@ -20,11 +25,18 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 Row = dict[str, Any]
+NumberedRow = tuple[int, Any]
 
-ADDED = "added"  # metadata of a field that older files lack
+CALLS = "calls.jsonl"  # of a recording
+NO_OBJECT = "not a JSON object with each key once"
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 _BATCH_ROWS = 128
 _GROUP_BYTES = 16 << 20  # of a row group in memory; a reader holds one, too
+_NAMED_ROWS = 5  # of one kind of problem, in a message
+_MOST_LINE_BYTES = 64 << 20
+_MOST_JSON_BYTES = 2 << 30  # a list is read as a whole, and takes several times as much memory
+_CALL_FIELDS = ("conversation", "call", "request", "message", "finish_reason")
 
 
 def pack(rows: Sequence[Row], schema: pa.Schema) -> bytes:
@@ -43,14 +55,13 @@ def pack(rows: Sequence[Row], schema: pa.Schema) -> bytes:
     return bytes(zstandard.compress(stream.getvalue()))
 
 
-def unpack(blob: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows that were given to `pack`; columns that the schema did not have then are null."""
+def unpack(blob: bytes) -> pa.RecordBatch:
+    """Return the rows that were given to `pack`."""
     import pyarrow as pa
     import zstandard
 
     with pa.ipc.open_stream(zstandard.decompress(blob)) as reader:
-        batch = reader.read_next_batch()
-    return pa.RecordBatch.from_arrays([_column(batch, field) for field in schema], schema=schema)
+        return reader.read_next_batch()
 
 
 def _finite_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
@@ -253,26 +264,23 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file, `_BATCH_ROWS` at a time, with their page checksums verified, if it has any.
 
-    Columns that were `ADDED` to the schema after the file was written are null. Without a schema any is read.
+    Without a schema any is read.
 
     Raises:
         DataError: the file is unreadable, damaged, or has another schema. Rows before the damage have been yielded.
     """
-    import pyarrow as pa
-
     with _opened(path) as file:
-        found = file.schema_arrow
-        schema = found if schema is None else schema
-        present = pa.schema(f for f in schema if f.name in found.names or not (f.metadata or {}).get(ADDED.encode()))
-        if not found.equals(present):  # nested names too: the footer has no checksum
-            raise DataError(f"{path.name} has columns {found.names}, not those of this version of reasonrag")
-        wanted = schema if columns is None else pa.schema(schema.field(name) for name in columns)
-        present_names = [name for name in wanted.names if name in found.names]
+        # Nested names and types too: the footer, which holds them, has no checksum.
+        if schema is not None and not file.schema_arrow.equals(schema):
+            raise DataError(
+                f"{path.name} has columns {file.schema_arrow.names}, not those of this version of reasonrag"
+            )
         left = file.metadata.num_rows
-        for batch in file.iter_batches(_BATCH_ROWS, columns=present_names):
+        for batch in file.iter_batches(_BATCH_ROWS, columns=None if columns is None else list(columns)):
             batch.validate(full=True)  # else invalid UTF-8 fails later, at any reader
             left -= batch.num_rows
-            yield pa.RecordBatch.from_arrays([_column(batch, field) for field in wanted], schema=wanted)
+            # A reader gives the columns in the order of the file.
+            yield batch if columns is None else batch.select(list(columns))
         if left:  # a damaged footer may hide row groups
             raise ValueError(f"its footer and its rows differ by {abs(left)} rows")
 
@@ -300,7 +308,164 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         ) from error
 
 
-def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-    import pyarrow as pa
+def raw_rows(path: Path, start: int = 0) -> Generator[NumberedRow, None, int]:
+    """Yield the 1-based number and the value of each row of a user's file; return the number of rows.
 
-    return batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+    A line ends at "\\n" alone: U+2028 inside a string is text. Blank lines are skipped, and count as rows. Every kind
+    of file except .json is read in constant memory. The first `start` rows are skipped.
+
+    Raises:
+        DataError: the file is missing, of an unknown kind, or damaged as a whole.
+    """
+    name = path.name.lower()
+    if path.exists() and not name.endswith(SUFFIXES):
+        raise DataError(f"{path}: unknown kind of file; give one of {', '.join(SUFFIXES)}")
+    kind = _parquet_rows if name.endswith(".parquet") else _json_rows if name.endswith(".json") else _jsonl_rows
+    try:
+        return (yield from kind(path, start))
+    except FileNotFoundError:
+        raise DataError(f"{path}: file not found; check its name and folder") from None
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise DataError(f"{path}: cannot be read ({excerpt(str(error))}); is the file complete?") from error
+
+
+def _jsonl_rows(path: Path, start: int) -> Generator[NumberedRow, None, int]:
+    number = 0
+    for number, line in enumerate(_lines(path), 1):
+        if len(line) > _MOST_LINE_BYTES:
+            raise DataError(
+                f"{path}: row {number} has more than {_MOST_LINE_BYTES >> 20} MiB; rows end at a line's end"
+            )
+        if number > start and line.strip():
+            yield number, _parsed(line)
+    return number
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield lines, and a part of one that is too long: a small file may unpack to more than the memory."""
+    with contextlib.ExitStack() as stack:
+        file: Any = stack.enter_context(path.open("rb"))
+        if path.name.lower().endswith(".gz"):
+            file = unpacked = gzip.GzipFile(fileobj=file)
+            # wiki-18.jsonl.gz, the usual Wikipedia dump of 2018, is a tar archive of one file.
+            if unpacked.peek(512)[257:262] == b"ustar":
+                archive = stack.enter_context(tarfile.open(fileobj=unpacked, mode="r|"))
+                member = next((member for member in archive if member.isfile()), None)
+                file = archive.extractfile(member) if member else None
+        while file is not None and (line := file.readline(_MOST_LINE_BYTES + 1)):
+            yield line
+        if path.name.lower().endswith(".gz"):
+            while unpacked.read(1 << 20):  # up to the end, where the checksum is
+                pass
+
+
+def _json_rows(path: Path, start: int) -> Generator[NumberedRow, None, int]:
+    size = path.stat().st_size
+    try:
+        if size > _MOST_JSON_BYTES:
+            raise MemoryError
+        rows = parse_json(path.read_bytes())
+    except MemoryError:
+        raise DataError(
+            f"{path}: a .json file of {size / 1e9:.1f} GB is too large to be read as a whole; write it as .jsonl "
+            "(jq -c '.[]') or .parquet, which are read row by row"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}: not JSON at line {error.lineno} ({error.msg}); a file of one object per line is .jsonl"
+        ) from None
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON", quoting=error) from None
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: holds one JSON {type(rows).__name__}; a list of rows is needed")
+    yield from enumerate(rows[start:], start + 1)
+    return len(rows)
+
+
+def _parquet_rows(path: Path, start: int) -> Generator[NumberedRow, None, int]:
+    number = 0
+    for batch in read_batches(path, None):
+        if number + batch.num_rows > start:
+            rows = enumerate(batch.to_pylist(), number + 1)
+            yield from itertools.islice(rows, max(start - number, 0), None)
+        number += batch.num_rows
+    return number
+
+
+def _parsed(line: bytes) -> Any:
+    """Return the value of a line of JSON, or None if it is not JSON or a key stands twice in an object."""
+    try:
+        return parse_json(line)
+    except ValueError:
+        return None
+
+
+def read_rows(path: Path, problems: RowProblems) -> Iterator[NumberedRow]:
+    """Yield the 1-based number and the object of each row of a file, as `raw_rows`; other rows go to `problems`.
+
+    Raises:
+        DataError: the file is missing, of an unknown kind, or damaged as a whole.
+    """
+    for number, row in raw_rows(path):
+        if isinstance(row, dict):
+            yield number, row
+        else:
+            problems.add(NO_OBJECT, number)
+
+
+class RowProblems:
+    """Collects rows that cannot be used, by kind of problem; `check` raises one error that names them all."""
+
+    def __init__(self, source: str) -> None:
+        """Name the file or data set (`source`) for the message."""
+        self.source = source
+        self._rows: dict[str, list[str]] = {}
+
+    def add(self, kind: str, row: int | str, value: object = None) -> None:
+        """Note that a row, named or 1-based, has the problem `kind`; show `value` if it helps."""
+        shown = "" if value is None else f" {quoted(value)}"
+        self._rows.setdefault(kind, []).append(f"{row}{shown}")
+
+    def lines(self) -> list[str]:
+        """Return a line for each kind of problem: in how many rows, and the first few."""
+        lines = []
+        for kind, rows in self._rows.items():
+            named = ", ".join(rows[:_NAMED_ROWS]) + (", ..." if len(rows) > _NAMED_ROWS else "")
+            lines.append(f"{kind} in {len(rows)} row{'s' * (len(rows) > 1)} ({named})")
+        return lines
+
+    def check(self, advice: str) -> None:
+        """Raise DataError, ending with `advice`, if any problem was noted."""
+        if self._rows:
+            raise DataError(f"{self.source}: {'; '.join(self.lines())}. {advice}")
+
+
+def text_id(value: object) -> str | None:
+    """Return an id as text, or None if it is missing, empty, or neither text nor a whole number."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    return valid_unicode(str(value)).strip() or None
+
+
+def read_calls(folder: Path) -> Iterator[Row]:
+    """Yield `conversation`, `call`, `request`, `message` and `finish_reason` of each call that `record` kept, in order.
+
+    A last line that a kill cut off is left out.
+
+    Raises:
+        DataError: the file cannot be read, or another line is not a call.
+    """
+    file = folder / CALLS
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}); name a folder that contrib.record wrote") from error
+    for number, line in enumerate(lines[:-1], 1):
+        row = _parsed(line)
+        if (
+            not isinstance(row, dict)
+            or not isinstance(row.get("conversation"), str)
+            or not row.keys() >= {*_CALL_FIELDS}
+        ):
+            raise DataError(f"{file}, line {number} is no recorded call; was it edited?")
+        yield {name: row[name] for name in _CALL_FIELDS}

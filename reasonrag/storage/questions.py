@@ -21,8 +21,7 @@ from reasonrag.core.settings import named_path
 from reasonrag.core.text import common_text, one_line, parse_json, quoted, redact_data, valid_unicode
 from reasonrag.core.types import Passage, Question, as_finite
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import read_batches, read_shards
-from reasonrag.storage.records import SUFFIXES, Row, RowProblems, read_rows, text_id
+from reasonrag.storage.parquet import SUFFIXES, NumberedRow, RowProblems, read_batches, read_rows, read_shards, text_id
 from reasonrag.storage.tables import rollout_schema, tree_schema
 
 log = structlog.get_logger()
@@ -49,7 +48,7 @@ def load_questions(dataset: str, *, split: str | None = None) -> list[Question]:
     """Load and check the questions of a file or of a known data set on the Hub, in file order.
 
     Args:
-        dataset: a .jsonl(.gz, .zst), .json or .parquet file with FlashRAG's fields (id, question, golden_answers,
+        dataset: a .jsonl(.gz), .json or .parquet file with FlashRAG's fields (id, question, golden_answers,
             metadata; `answers` and `answer` are read too), or a name in `KNOWN`. Other columns join `metadata`.
         split: split of a known data set; None takes the first one in `KNOWN`.
 
@@ -201,7 +200,7 @@ def _file_name(path: Path) -> str:
     return valid_unicode(parent if stem in ("train", "dev", "test", "validation") and parent else stem)
 
 
-def _hub_rows(name: str, split: str | None) -> Iterator[Row]:
+def _hub_rows(name: str, split: str | None) -> Iterator[NumberedRow]:
     if name not in KNOWN:
         near = difflib.get_close_matches(name, KNOWN, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -231,7 +230,7 @@ def _hub_rows(name: str, split: str | None) -> Iterator[Row]:
     return iter(enumerate(rows, 1))
 
 
-def _parse(rows: Iterable[Row], dataset: str, problems: RowProblems) -> list[Question]:
+def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> list[Question]:
     questions: list[Question] = []
     seen: set[str] = set()
     columns: set[str] = set()

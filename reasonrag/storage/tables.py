@@ -5,11 +5,8 @@ Schemas are never inferred: a column of nulls would get another type in one shar
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-from reasonrag.storage.parquet import ADDED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,13 +16,11 @@ class Described:
     """An Arrow schema when called; `columns` adds the meanings, from which `docs/schema.md` is generated.
 
     A type is the name of an Arrow type, another `Described` for a struct, `[type]` for a list of it, or
-    `{key type: value type}` for a map. pyarrow is imported with the first schema. Columns named in `added` came later:
-    older files lack them, and are read as if they were null.
+    `{key type: value type}` for a map. pyarrow is imported with the first schema.
     """
 
-    def __init__(self, meaning: str, *columns: tuple[str, Any, str], added: Collection[str] = ()) -> None:
+    def __init__(self, meaning: str, *columns: tuple[str, Any, str]) -> None:
         self.__doc__ = meaning
-        self.added = added
         self._columns = columns  # name, type, meaning
 
     def __call__(self) -> pa.Schema:
@@ -39,10 +34,7 @@ class Described:
     def _schema(self) -> pa.Schema:
         import pyarrow as pa
 
-        return pa.schema(
-            pa.field(name, kind, metadata={ADDED: "true"} if name in self.added else None)
-            for name, kind, _ in self.columns
-        )
+        return pa.schema([(name, kind) for name, kind, _ in self.columns])
 
 
 def _arrow_type(kind: Any) -> pa.DataType:
@@ -166,10 +158,6 @@ pair_schema = Described(
     ("chosen_token_ids", ["int32"], "[T] as sampled; null if the backend reports none"),
     ("rejected_token_ids", ["int32"], "as chosen_token_ids"),
     ("turn", [span], "the open turn as the policy read it; null if it read text, or if no turn was open"),
-    added=(
-        *("chosen_pooled", "rejected_pooled", "chosen_rollouts", "rejected_rollouts"),
-        *("chosen_error", "rejected_error", "confidence", "chosen_token_ids", "rejected_token_ids", "turn"),
-    ),
 )
 trajectory_pair_schema = Described(
     "One row per preference between two whole trajectories of a question, compared by outcome.",
@@ -190,7 +178,6 @@ trajectory_pair_schema = Described(
     ("rejected_token_ids", [["int32"]], "as chosen_token_ids"),
     ("chosen_turns", [[span]], "of each step, the open turn as the policy read it; null if it read text"),
     ("rejected_turns", [[span]], "as chosen_turns"),
-    added=("chosen_token_ids", "rejected_token_ids", "chosen_turns", "rejected_turns"),
 )
 trajectory_schema = Described(
     "One row per attempt at a question, with its scores, prompts, texts and passages.",

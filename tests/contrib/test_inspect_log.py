@@ -11,8 +11,8 @@ import pytest
 from contrib.inspect_log import convert
 from reasonrag.core.errors import DataError
 from reasonrag.formats.recorded import RecordedFormat
+from reasonrag.storage.parquet import read_calls
 from reasonrag.storage.questions import load_questions
-from reasonrag.storage.records import read_calls
 
 LONG = "Jaws is a film by Steven Spielberg. " * 4
 THOUGHT = {"type": "reasoning", "reasoning": "I have to look."}

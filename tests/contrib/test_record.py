@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from contrib.record import Recorder
 from reasonrag.core.errors import ConfigError
-from reasonrag.storage.records import CALLS, read_calls
+from reasonrag.storage.parquet import CALLS, read_calls
 
 KEY = "sk-proj-abcdefghijklmnop1234567890ABCDEFGHIJ"
 FUNCTION = {"name": "search", "arguments": '{"query": "Jaws"}'}

@@ -9,7 +9,7 @@ from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.dpo.preferences import checked_rows
 from reasonrag.dpo.token_rows import encode
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.storage.records import RowProblems
+from reasonrag.storage.parquet import RowProblems
 from tests.llm.tiny import save_tiny_model
 
 ASKED = [{"role": "user", "content": "Who directed Jaws?"}]

@@ -45,7 +45,7 @@ from reasonrag.rewards import REWARDS, RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.base import trajectory_text
 from reasonrag.rewards.judge import JudgeService, quoted
 from reasonrag.rollout import Engine
-from reasonrag.storage.records import read_calls
+from reasonrag.storage.parquet import read_calls
 from tests.contrib.test_inspect_log import MESSAGES, sample
 from tests.formats.test_recorded import conversation
 from tests.llm.tiny import TEMPLATE

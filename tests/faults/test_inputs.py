@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-import zstandard
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -247,17 +246,16 @@ def test_any_import(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
 
 
 @pytest.mark.fault(
-    "27", "a line of 65 MiB as text, gzip, zstd and in a tar archive", "refused, and no more of it is unpacked"
+    "27", "a line of 65 MiB as text, gzip and in a tar archive", "refused, and no more of it is unpacked"
 )
 def test_a_line_without_an_end(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
     line, archived = b"x" * (65 << 20), io.BytesIO()
-    packed = {"q.jsonl.zst": zstandard.compress(line), "q.jsonl": line}
+    packed = {"q.jsonl.gz": gzip.compress(line, 1), "q.jsonl": line}
     if rounds(1, 2) > 1:
         with tarfile.open(fileobj=archived, mode="w") as archive:
             entry = tarfile.TarInfo("q.jsonl")
             entry.size = len(line)
             archive.addfile(entry, io.BytesIO(line))
-        packed["q.jsonl.gz"] = gzip.compress(line, 1)
         packed["tar.jsonl.gz"] = gzip.compress(archived.getvalue(), 1)
     for name, data in packed.items():
         (tmp_path / name).write_bytes(data)

@@ -27,7 +27,7 @@ from reasonrag.formats.base import SEALED, Reading
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.formats.tool_calls import PARSERS, ToolCallsFormat
 from reasonrag.rewards.judge import last_json_object, parse_score, read_boolean, read_path, read_plan, read_yes_no
-from reasonrag.storage.records import CALLS, read_calls
+from reasonrag.storage.parquet import CALLS, read_calls
 from tests.faults.injection import form_of
 from tests.faults.matrix import Figure, Rounds
 from tests.formats.test_recorded import conversation

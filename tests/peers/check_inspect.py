@@ -22,8 +22,7 @@ from inspect_ai.tool import Tool, tool
 
 from reasonrag.demo.world import demo_corpus
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.storage.parquet import read_shards
-from reasonrag.storage.records import read_calls
+from reasonrag.storage.parquet import read_calls, read_shards
 from reasonrag.storage.tables import tree_schema
 from tests.fakes.model_server import FakeOpenAI
 from tests.peers.check_openai import KEY, QUESTIONS, as_tools, model

@@ -22,8 +22,7 @@ import openai
 from reasonrag.core import event_loop
 from reasonrag.demo.world import demo_corpus, demo_questions
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.storage.parquet import read_shards
-from reasonrag.storage.records import read_calls
+from reasonrag.storage.parquet import read_calls, read_shards
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.fakes.model_server import FakeOpenAI
 from tests.ports import keep_port, refuses

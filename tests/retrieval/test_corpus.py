@@ -33,12 +33,9 @@ def tar(name: str, data: bytes) -> bytes:
 def write_all_kinds(folder: Path) -> list[Path]:
     import pyarrow as pa
     import pyarrow.parquet as pq
-    import zstandard
 
     (folder / "a.jsonl").write_bytes(LINES)
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(LINES))
-    half = len(LINES) // 2  # two frames, as parallel writers leave them
-    (folder / "c.jsonl.zst").write_bytes(zstandard.compress(LINES[:half]) + zstandard.compress(LINES[half:]))
     (folder / "d.json").write_text(json.dumps(ROWS))
     pq.write_table(pa.Table.from_pylist(ROWS), folder / "e.parquet", row_group_size=3)
     (folder / "f.jsonl.gz").write_bytes(gzip.compress(tar("dump.jsonl", LINES)))
@@ -60,7 +57,7 @@ def test_a_folder_of_files_is_one_corpus_in_the_order_of_their_names(tmp_path: P
     (tmp_path / ".hidden.jsonl").write_text("{}")
     corpus = open_corpus(str(tmp_path))
     rows = list(corpus.rows())
-    assert rows == list(enumerate(ROWS * 6, 1))
+    assert rows == list(enumerate(ROWS * 5, 1))
     for start in (5, 7, 20, 42):
         assert list(corpus.rows(start)) == rows[start:]
     before = corpus.checksum()
@@ -90,7 +87,7 @@ def test_lines_that_are_not_json_keep_their_number(tmp_path: Path) -> None:
     assert list(open_corpus(str(tmp_path / "a.jsonl")).rows()) == [(1, {"id": 1}), (3, None), (4, [2])]
 
 
-@pytest.mark.parametrize("kind", ["b.jsonl.gz", "c.jsonl.zst", "e.parquet", "f.jsonl.gz"])
+@pytest.mark.parametrize("kind", ["b.jsonl.gz", "e.parquet", "f.jsonl.gz"])
 def test_a_file_that_was_cut_off_or_damaged_is_refused(tmp_path: Path, kind: str) -> None:
     write_all_kinds(tmp_path)
     data = (tmp_path / kind).read_bytes()
@@ -98,7 +95,7 @@ def test_a_file_that_was_cut_off_or_damaged_is_refused(tmp_path: Path, kind: str
     # Parquet files have no checksums.
     for damaged in (data[:-20], b"plain", *([flipped] if "parquet" not in kind else [])):
         (tmp_path / kind).write_bytes(damaged)
-        with pytest.raises(DataError, match=r"is the file complete\?|not a readable Parquet file") as caught:
+        with pytest.raises(DataError, match=r"is the file complete\?|is damaged or not Parquet") as caught:
             list(open_corpus(str(tmp_path / kind)).rows())
         assert "\n" not in str(caught.value)
 
@@ -121,7 +118,7 @@ def test_what_is_no_corpus_is_refused_in_one_line(spec: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("spec", ["hub:a/b@v1:x.parquet", "hub:a/b:data/x.jsonl.zst", "wiki18", "hotpotqa:dev"])
+@pytest.mark.parametrize("spec", ["hub:a/b@v1:x.parquet", "hub:a/b:data/x.jsonl.gz", "wiki18", "hotpotqa:dev"])
 def test_without_the_hub_one_line_says_so(spec: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub.constants
 
