@@ -5,13 +5,13 @@ Rows that cannot be used are never skipped silently: one `DataError` names all o
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from string import ascii_uppercase
 from typing import Any
 
 import structlog
@@ -70,13 +70,13 @@ def sample_questions(questions: list[Question], limit: int | None, *, seed: int 
     """Return a random sample of at most `limit` questions of each data set, in their order; all if `limit` is None."""
     if limit is None:
         return questions
-    numbers: dict[str, list[int]] = {}
-    for number, question in enumerate(questions):
-        numbers.setdefault(question.dataset, []).append(number)
+    places: dict[str, list[int]] = {}
+    for place, question in enumerate(questions):
+        places.setdefault(question.dataset, []).append(place)
     kept: list[int] = []
-    for of_set in numbers.values():
-        kept += random.Random(seed).sample(of_set, limit) if limit < len(of_set) else of_set
-    return [questions[number] for number in sorted(kept)]
+    for of_dataset in places.values():
+        kept += random.Random(seed).sample(of_dataset, min(limit, len(of_dataset)))
+    return [questions[place] for place in sorted(kept)]
 
 
 def cut(questions: Sequence[Question], of: int) -> list[list[Question]]:
@@ -142,9 +142,8 @@ def merged(sets: Iterable[list[Question]]) -> list[Question]:
 def leave_out(questions: list[Question], places: Iterable[str]) -> list[Question]:
     """Return the questions that no place names: the folder of a finished run or an online training, or a file.
 
-    A row of a file names a question by its text (`question`, without regard to case and blanks), by its data set and id
-    (`dataset` and `question_id` or `id`), or by both. Without a column `dataset`, an id is one of the data set that has
-    the file's name.
+    A row of a file names a question by its text (`question`, without regard to case and blanks), or by its data set and
+    id (`dataset` and `question_id` or `id`).
 
     Raises:
         DataError, RunError: a place cannot be read, a row names nothing, or no question is left.
@@ -166,36 +165,35 @@ def _named_questions(place: Path) -> tuple[set[str], set[tuple[str, str]]]:
     ids: set[tuple[str, str]] = set()
     if not place.exists():
         raise DataError(f"{place} does not exist; name a run, an online training or a file with --exclude")
-    if place.is_dir():
-        columns = ("dataset", "question_id", "question")
-        if files := sorted((place / "rollouts").glob("step-*.parquet")):
-            batches = (batch for file in files for batch in read_batches(file, rollout_schema(), columns=columns))
-            rows = (row for batch in batches for row in batch.to_pylist())
-        else:
-            read_run(place)
-            nodes = read_shards(place / "trees", "nodes", tree_schema(), columns=(*columns, "parent_id"))
-            rows = (node for node in nodes if node["parent_id"] == -1)
-        for row in rows:
-            texts.add(common_text(row["question"]))
-            ids.add((row["dataset"], row["question_id"]))
-        return texts, ids
     problems = RowProblems(str(place))
-    for number, row in read_rows(place, problems):
+    for number, row in _rows_of_folder(place) if place.is_dir() else read_rows(place, problems):
         text, dataset = row.get("question"), row.get("dataset")
         row_id = text_id(row.get("question_id", row.get("id")))
         if isinstance(text, str) and text.strip():
             texts.add(common_text(text))
-        elif row_id is None:
-            problems.add("neither question nor id", number)
-        if row_id is not None and (isinstance(dataset, str) or not text):
-            ids.add((dataset if isinstance(dataset, str) else _file_name(place), row_id))
+        elif row_id is None or not isinstance(dataset, str):
+            problems.add("neither question nor dataset and id", number)
+        if row_id is not None and isinstance(dataset, str):
+            ids.add((dataset, row_id))
     problems.check("Give each row the text of a question, or its data set and id.")
     return texts, ids
 
 
+def _rows_of_folder(folder: Path) -> Iterator[NumberedRow]:
+    """Yield a row with each question of a finished run or of an online training."""
+    columns = ("dataset", "question_id", "question")
+    if files := sorted((folder / "rollouts").glob("step-*.parquet")):
+        for file in files:
+            for batch in read_batches(file, rollout_schema(), columns=columns):
+                yield from enumerate(batch.to_pylist(), 1)
+        return
+    read_run(folder)
+    yield from enumerate(read_shards(folder / "trees", "nodes", tree_schema(), columns=columns), 1)
+
+
 def _file_name(path: Path) -> str:
     """Return the data set's name; FlashRAG has `hotpotqa/dev.jsonl` and `nq/dev.jsonl` with equal ids."""
-    stem = Path(path.name.removesuffix(".gz").removesuffix(".zst")).stem
+    stem = Path(path.name.removesuffix(".gz")).stem
     parent = path.resolve().parent.name
     return valid_unicode(parent if stem in ("train", "dev", "test", "validation") and parent else stem)
 
@@ -237,9 +235,8 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
     for number, row in rows:
         columns |= row.keys()
         row_id, text = text_id(row.get("id")), row.get("question")
-        choices = _plain(row.get("choices"))
-        choices = [str(choice) for choice in choices] if isinstance(choices, list) else []
-        answers = _answers(next((row[key] for key in _ANSWERS if row.get(key) is not None), None), choices)
+        given = [row[name] for name in _ANSWERS if row.get(name) is not None]
+        answers = _answers(given[0]) if given else ()
         if row_id is None:
             problems.add("id missing or empty", number)
         elif row_id in seen:
@@ -249,10 +246,11 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
         if not isinstance(text, str) or not text.strip():
             problems.add("question missing or empty", number)
         elif not answers:
-            problems.add(f"golden_answers {'name none of its choices' if choices else 'missing or empty'}", number)
+            problems.add("golden_answers missing or empty", number)
+        elif row.get("choices") is not None:
+            # Golden answers are numbers or letters then, which no trajectory writes.
+            problems.add("choices (write them into the question, and the right one as golden answer)", number)
         elif row_id is not None:
-            if not all(choice in text for choice in choices):
-                text = f"{text.strip()} Choices: {'; '.join(choices)}"
             shown, answers = redact_data((valid_unicode(text), answers), "a question")
             questions.append(Question(row_id, shown, answers, dataset, _metadata(row)))
     missing = [name for name in ("id", "question") if columns and name not in columns]
@@ -266,25 +264,18 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
     return questions
 
 
-def _answers(value: object, choices: Sequence[str] = ()) -> tuple[str, ...]:
+def _answers(value: object) -> tuple[str, ...]:
     """Return the non-empty golden answers in a list, an array, a single value, or a JSON list written as text.
 
-    With `choices` an answer is the text of one, which a number counts from 0 and a letter from A.
-
-    >>> _answers([2], ["red", "green", "blue"]), _answers("B", ["red", "green"]), _answers([9], ["red", "green"])
-    (('blue',), ('green',), ())
+    >>> _answers('["Bob", "Rob"]'), _answers(1755)
+    (('Bob', 'Rob'), ('1755',))
     """
     value = _plain(value)
     if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
+        # An answer may start with a bracket, too.
+        with contextlib.suppress(ValueError):
             value = _plain(parse_json(value))
-        except ValueError:  # an answer that starts with a bracket
-            value = [value]
     items = value if isinstance(value, list) else [value]
-    if choices:
-        names: dict[object, str] = {**dict(enumerate(choices)), **dict(zip(ascii_uppercase, choices, strict=False))}
-        names |= {choice: choice for choice in choices}
-        items = [names.get(item) for item in items if type(item) in (str, int, float)]
     texts = (str(item) for item in items if isinstance(item, str | int | float) and not isinstance(item, bool))
     return tuple(valid_unicode(text) for text in texts if text.strip())
 
@@ -303,8 +294,6 @@ def _plain(value: Any) -> Any:
         return valid_unicode(value)
     if isinstance(value, Mapping):
         return {valid_unicode(str(key)): _plain(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # numpy arrays and scalars
-        return _plain(value.tolist())
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float):
@@ -321,24 +310,23 @@ def paragraph_corpus(questions: Iterable[Question]) -> list[Passage]:
         DataError: no question of a data set carries paragraphs, or their layout is unknown.
     """
     corpus: dict[str, Passage] = {}
-    without: dict[str, bool] = {}
+    datasets: set[str] = set()
+    with_paragraphs: set[str] = set()
     for question in questions:
+        datasets.add(question.dataset)
         given = question.metadata.get("context") or question.metadata.get("paragraphs") or []
         try:
-            paragraphs = list(_paragraphs(given))
+            for title, text in _paragraphs(given):
+                contents = f"{title}\n{text}"
+                corpus.setdefault(contents, Passage(passage_id(contents), contents))
+                with_paragraphs.add(question.dataset)
         except (AttributeError, KeyError, StopIteration, TypeError, ValueError):
             raise DataError(
                 f"question {quoted(question.id)}: its context is in an unknown layout; give a corpus with --corpus"
             ) from None
-        without[question.dataset] = without.get(question.dataset, True) and not paragraphs
-        for title, text in paragraphs:
-            contents = f"{title}\n{text}"
-            corpus.setdefault(contents, Passage(passage_id(contents), contents))
-    if not corpus or any(without.values()):
-        of = ", ".join(name for name, is_without in without.items() if is_without and name)
-        raise DataError(
-            f"the questions{' of ' * bool(of)}{of} carry no paragraphs to search in; give a corpus with --corpus"
-        )
+    if not corpus or datasets != with_paragraphs:
+        names = ", ".join(sorted(datasets - with_paragraphs)) or "the data set"
+        raise DataError(f"the questions of {names} carry no paragraphs to search in; give a corpus with --corpus")
     return list(corpus.values())
 
 
@@ -356,7 +344,7 @@ def _paragraphs(given: Any) -> Iterator[tuple[str, str]]:
 
 
 def _body(item: Mapping[str, Any]) -> Any:
-    return next(item[key] for key in _BODIES if key in item)
+    return next(item[name] for name in _BODIES if name in item)
 
 
 def passage_id(contents: str) -> str:

@@ -103,7 +103,7 @@ def test_a_split_is_that_of_one_set_or_of_all():
     ("rows", "left"),
     [
         ([{"question": " who was the captain of  ORLANDIS? "}], "12345"),
-        ([{"id": "2"}, {"id": 3}], "0145"),
+        ([{"dataset": "ships", "id": "2"}, {"dataset": "ships", "id": 3}], "0145"),
         ([{"dataset": "ships", "question_id": "4", "chosen": "x"}], "01235"),
         ([{"id": "0", "question": "Something else?"}], "012345"),
         ([{"dataset": "towns", "id": "0"}], "012345"),
@@ -120,7 +120,7 @@ def test_what_cannot_be_left_out_is_refused(both, tmp_path):
     with pytest.raises(DataError, match=r"names all questions"):
         keys("ships.jsonl", questions__exclude="ships.jsonl")
     Path("odd.jsonl").write_text('{"text": "no question"}\n')
-    with pytest.raises(DataError, match=r"neither question nor id in 1 row \(1\)"):
+    with pytest.raises(DataError, match=r"neither question nor dataset and id in 1 row \(1\)"):
         keys("ships.jsonl", questions__exclude="odd.jsonl")
     with pytest.raises(RunError, match=r"run\.json"):
         keys("ships.jsonl", questions__exclude=str(tmp_path))
