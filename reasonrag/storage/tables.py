@@ -50,6 +50,11 @@ def _arrow_type(kind: Any) -> pa.DataType:
     return pa.type_for_alias(kind)
 
 
+def _both(name: str, kind: Any, meaning: str) -> tuple[tuple[str, Any, str], tuple[str, Any, str]]:
+    """Return the two columns of what the chosen and the rejected side have."""
+    return (f"chosen_{name}", kind, meaning), (f"rejected_{name}", kind, f"as chosen_{name}")
+
+
 message = Described(
     "One message of a chat, in the layout of TRL and of chat templates.",
     ("role", "string", "system | tools | user | assistant | call | tool"),
@@ -125,59 +130,37 @@ pair_schema = Described(
     ("question_id", "string", "id of the question; all its pairs are in one split"),
     ("dataset", "string", "name of the data set or file"),
     ("depth", "int32", "steps before the decision, 0 at the root"),
-    ("chosen_type", "string", "query | evidence | answer"),
-    ("rejected_type", "string", "query | evidence | answer | malformed"),
-    ("chosen_end", "string", "stop: at a stop string | turn: the policy ended its turn | length: cut off"),
-    ("rejected_end", "string", "as chosen_end"),
-    ("chosen_reward", "float64", "SPRE over `chosen_pooled`, or the search's value if `pairs.reward` is judge or prm"),
-    ("rejected_reward", "float64", "as chosen_reward; lower"),
+    *_both("type", "string", "query | evidence | answer; a rejected step may be malformed"),
+    *_both("end", "string", "stop: at a stop string | turn: the policy ended its turn | length: cut off"),
+    *_both("reward", "float64", "SPRE over the pooled nodes, or the search's value if `pairs.reward` is judge or prm"),
     ("margin", "float64", "chosen_reward - rejected_reward"),
-    ("chosen_visits", "int32", "N of the chosen node"),
-    ("rejected_visits", "int32", "N of the rejected node"),
+    *_both("visits", "int32", "N of the node"),
     ("parent_node_id", "int32", "node_id of the node where the two differ"),
-    ("chosen_node_id", "int32", "node_id of its text and tokens in the trees: the earliest below this parent"),
-    ("rejected_node_id", "int32", "as chosen_node_id"),
+    *_both("node_id", "int32", "node_id of its text and tokens in the trees: the earliest below this parent"),
     ("prompt_tokens", "int32", "null if the backend reports none"),
     ("policy", "string", "model that wrote both, with a checksum if it is a folder"),
     ("config_hash", "string", "hash of the run's configuration and inputs"),
-    (
-        "chosen_pooled",
-        ["int32"],
-        "node_id of every equal step after the same prompt: the reward is that of all of them",
-    ),
-    ("rejected_pooled", ["int32"], "as chosen_pooled"),
-    (
-        "chosen_rollouts",
-        "int32",
-        "complete trajectories behind the reward; the reward of an answer is known without any",
-    ),
-    ("rejected_rollouts", "int32", "as chosen_rollouts"),
-    ("chosen_error", "float64", "standard error of the reward; 0 for an answer, null for the search's value"),
-    ("rejected_error", "float64", "as chosen_error"),
+    *_both("pooled", ["int32"], "node_id of every equal step after the same prompt: the reward is that of all of them"),
+    *_both("rollouts", "int32", "complete trajectories behind the reward; that of an answer is known without any"),
+    *_both("error", "float64", "standard error of the reward; 0 for an answer, null for the search's value"),
     ("confidence", "float64", "probability that the order is right, by a Bayesian bootstrap over trajectories"),
-    ("chosen_token_ids", ["int32"], "[T] as sampled; null if the backend reports none"),
-    ("rejected_token_ids", ["int32"], "as chosen_token_ids"),
+    *_both("token_ids", ["int32"], "[T] as sampled; null if the backend reports none"),
     ("turn", [span], "the open turn as the policy read it; null if it read text, or if no turn was open"),
 )
 trajectory_pair_schema = Described(
     "One row per preference between two whole trajectories of a question, compared by outcome.",
-    ("chosen_steps", [pair_step], "from the first step in which the two differ"),
-    ("rejected_steps", [pair_step], "as chosen_steps"),
+    *_both("steps", [pair_step], "from the first step in which the two differ"),
     ("pair_id", "string", "unique within the data set"),
     ("question_id", "string", "id of the question; all its pairs are in one split"),
     ("dataset", "string", "name of the data set or file"),
     ("depth", "int32", "number of shared steps"),
-    ("chosen_reward", "float64", "F1 of the final answer"),
-    ("rejected_reward", "float64", "F1 of the final answer; lower"),
+    *_both("reward", "float64", "F1 of the final answer"),
     ("margin", "float64", "chosen_reward - rejected_reward"),
-    ("chosen_node_id", "int32", "node_id of the answer in the trees"),
-    ("rejected_node_id", "int32", "node_id of the answer in the trees"),
+    *_both("node_id", "int32", "node_id of the answer in the trees"),
     ("policy", "string", "model that wrote both, with a checksum if it is a folder"),
     ("config_hash", "string", "hash of the run's configuration and inputs"),
-    ("chosen_token_ids", [["int32"]], "`token_ids` of each step: as sampled; null if the backend reports none"),
-    ("rejected_token_ids", [["int32"]], "as chosen_token_ids"),
-    ("chosen_turns", [[span]], "of each step, the open turn as the policy read it; null if it read text"),
-    ("rejected_turns", [[span]], "as chosen_turns"),
+    *_both("token_ids", [["int32"]], "`token_ids` of each step: as sampled; null if the backend reports none"),
+    *_both("turns", [[span]], "of each step, the open turn as the policy read it; null if it read text"),
 )
 trajectory_schema = Described(
     "One row per attempt at a question, with its scores, prompts, texts and passages.",
