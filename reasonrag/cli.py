@@ -52,6 +52,7 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
+    # The table has the help lines, so that `reasonrag --help` imports no command at all.
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
@@ -125,6 +126,7 @@ class Redacted:
 
 def main() -> None:
     """Run a command. What the user can fix is reported in one line, without a traceback."""
+    # In this order: signals may come at any time, and an error of the next lines is printed through the streams.
     end_on_signals()
     _prepare_streams()
     _allow_files()
@@ -146,7 +148,7 @@ def main() -> None:
         sys.exit(2)
     except click.ClickException as error:
         _fail(error.format_message())
-    except click.Abort:
+    except click.Abort:  # Ctrl-C at a prompt
         sys.exit(130)
     except InputError as error:
         _fail(str(error), add=error.add)

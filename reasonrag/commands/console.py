@@ -42,6 +42,7 @@ def table_console() -> Console:
 
 def log_plainly() -> None:
     """Log warnings as single lines on stderr, without control characters; silence the bars and hints of libraries."""
+    # Before the libraries are imported, which read these variables once. A value of the user's stays.
     for name, value in _QUIET:
         os.environ.setdefault(name, value)
     structlog.configure(
@@ -89,6 +90,7 @@ class Display:
 
     def __init__(self, console: Console, work: Work | None = None) -> None:
         self.console, self.work = console, work
+        # transient: the line disappears at the end, when a table of results takes its place.
         self._live = Live(
             get_renderable=lambda: Text(printable(self._text())),
             console=console,
@@ -188,6 +190,7 @@ class Stop:
         """Show the progress of some work while the body runs, and call `drain` at the first signal."""
         loop = asyncio.get_running_loop()
         previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        # Handlers of the event loop run between its steps, so a commit to the journal is never cut in two.
         for number in previous:
             loop.add_signal_handler(number, self._on_signal, number, drain)
         with Display(self.console, work) as display:
@@ -196,6 +199,7 @@ class Stop:
                 yield
             finally:
                 printing.cancel()
+                # A log keeps the last line; on a terminal it was shown live.
                 if not self.console.is_terminal:
                     display.print_progress()
                 for number, handler in previous.items():

@@ -24,7 +24,7 @@ from reasonrag.commands.options import (
     sources,
 )
 from reasonrag.core.errors import ConfigError, Interrupted
-from reasonrag.core.text import Rules, printable
+from reasonrag.core.text import printable
 from reasonrag.core.types import WHOLE, Shard
 
 if TYPE_CHECKING:
@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from reasonrag.evaluation.judged import Judging
     from reasonrag.evaluation.run import Evaluation
 
+# NAME=SPEC#MODEL. A name has no ":" and no "/", so the "=" in the query of a URL does not end one.
 _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
 
 _NAMES = Several(lambda name: name.strip().lower(), "name")
+# The arguments of `Evaluation` that have an option of the same name.
+_COMPARED = ("temperatures", "max_steps", "max_searches", "top_ks", "choose", "rules", "differently")
 _BY_NAME = {"format.name": "--format", "policy.chat_template": "--chat-template", "policy.card": "--card"}
 
 # In the reasonrag format a search takes two actions: itself, and its evidence.
@@ -74,13 +77,15 @@ def _by_name(key: str) -> Callable[[F], F]:
 @rare(
     _by_name("policy.chat_template"),
     _by_name("policy.card"),
-    click.option("--allow-prompt-mismatch", is_flag=True, help="Compare policies that are prompted differently."),
+    click.option(
+        "--allow-prompt-mismatch", "differently", is_flag=True, help="Compare policies that are prompted differently."
+    ),
     settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind"),
     settings("Config", "format.prompts", "policy.max_tokens"),
     click.option(
         "--judged", type=_NAMES, metavar="NAMES", help="Metrics for the judge: some of lasj,osr,usr (default: all)."
     ),
-    _swept("--max-turns", "max_turns", int, "format.max_steps", "3,5,7"),
+    _swept("--max-turns", "max_steps", int, "format.max_steps", "3,5,7"),
     _swept("--max-searches", "max_searches", int, "format.max_searches", _FIGURE_6),
     settings("Config", "choice.prm", "choice.candidates", "choice.best_of"),
     click.option(
@@ -101,22 +106,7 @@ def _by_name(key: str) -> Callable[[F], F]:
 )
 @configuration("Config")
 @out("The folder of the report; the same command resumes it.")
-def evaluate(
-    policies: tuple[str, ...],
-    temperatures: tuple[float, ...] | None,
-    max_turns: tuple[int, ...] | None,
-    max_searches: tuple[int, ...] | None,
-    top_ks: tuple[int, ...] | None,
-    choose: tuple[str, ...] | None,
-    rules: Rules,
-    allow_prompt_mismatch: bool,
-    judge__spec: str | None,
-    judge__model: str | None,
-    judged: tuple[str, ...] | None,
-    out: Path,
-    shard: Shard,
-    **given: Any,
-) -> None:
+def evaluate(policies: tuple[str, ...], out: Path, shard: Shard, **given: Any) -> None:
     """Evaluate policies on held-out questions: metrics with 95 % intervals, and paired differences.
 
     \b
@@ -138,27 +128,18 @@ def evaluate(
     from reasonrag.evaluation.run import Evaluation
 
     by_name = {key: given.pop(key.replace(".", "__")) for key in _BY_NAME}
+    compared = {name: given.pop(name) for name in _COMPARED}
+    judge, judge_model, judged = (given.pop(name) for name in ("judge__spec", "judge__model", "judged"))
     choices = sources(given)
-    if choose:
-        choices["overrides"]["choice.rule"] = choose[0]
+    if compared["choose"]:
+        choices["overrides"]["choice.rule"] = compared["choose"][0]
     configs = policy_configs(policies, choices, by_name)
-    if temperatures is None and "policy.temperature" in choices["overrides"]:  # by --set
-        temperatures = (next(iter(configs.values())).policy.temperature,)
-    evaluation_of = partial(
-        Evaluation,
-        configs,
-        out,
-        temperatures=temperatures or (0.0,),
-        max_steps=max_turns,
-        max_searches=max_searches,
-        top_ks=top_ks,
-        choose=choose,
-        rules=rules,
-        judging=judging(judge__spec, judge__model, judged, configs),
-        differently=allow_prompt_mismatch,
-    )
+    if compared["temperatures"] is None:  # greedy, unless --set gives a temperature
+        first = next(iter(configs.values())).policy
+        compared["temperatures"] = (first.temperature if "policy.temperature" in choices["overrides"] else 0.0,)
+    compared["judging"] = judging(judge, judge_model, judged, configs)
     log_plainly()
-    sys.exit(_run(evaluation_of, shard))
+    sys.exit(_run(partial(Evaluation, configs, out, **compared), shard))
 
 
 def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
@@ -169,6 +150,7 @@ def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
     stop = Stop(error_console())
     try:
         if shard != WHOLE:
+            # Metrics are those of all questions, so only the last shard has a report to write.
             part = evaluation_of(shard=shard)
             part.run_policies(lambda work: stop.show(work.progress, work.drain))
             if not part.was_last:
@@ -205,6 +187,7 @@ def policy_configs(
     from reasonrag.core.config import load_config
     from reasonrag.evaluation.sweep import folder_name
 
+    # A policy is described by its own settings on top of those of all policies.
     common = choices["overrides"] | _held_out(choices)
     of_policy: dict[str, dict[str, Any]] = {}
     for text in policies:
@@ -242,6 +225,7 @@ def _held_out(choices: Mapping[str, Any]) -> dict[str, Any]:
     is_split_named = choices["overrides"].get("questions.split") is not None or split not in (None, "train")
     if is_split_named or not isinstance(dataset, str):
         return {}
+    # The last split of a known data set is the one that papers report: test, else dev.
     held_out = {"demo": "test"} | {name: splits[-1] for name, splits in KNOWN.items()}
     sets = []
     for name, split in named_sets(dataset):

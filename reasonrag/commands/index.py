@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reasonrag.commands.options import (
-    JSON,
     PATH,
     SHARD,
     Group,
@@ -92,7 +91,8 @@ def build(out: Path, replace: bool, shard: Shard, **given: Any) -> None:
         manifests = build_index(out, config, replace=replace, progress=progress, shard=shard)
     rows = []
     for part, manifest in manifests.items():
-        rows.append((part, show_size(manifest.size), len(manifest.files), _listed(manifest.counts)))
+        counts = [f"{name} {count:,}" for name, count in manifest.counts.items()]
+        rows.append((part, show_size(manifest.size), len(manifest.files), ", ".join(counts)))
     table_console().print(Table("", ("part", "size", "files", "counts"), rows).terminal())
     print(f"index: {printable(str(out))}")
 
@@ -124,6 +124,7 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
     serving = validate(ServeSettings, given_settings({name: given.pop(name) for name in ("port", "top_k")}))
     parts = IndexFolder(folder)
     passages = parts.need("passages").counts["passages"]
+    # The first line of the log names what is served, before the index is opened, which may take minutes.
     kind = given.get("kind") or kinds(parts)[0]
     retriever = open_index(_retrieval(folder, given), trust_remote_code=trust_remote_code)
     sys.exit(serve_until_stopped(retriever, serving, about=f"{passages:,} passages, {kind}"))
@@ -131,10 +132,9 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
 
 @index.command()
 @_open_options
-@JSON
 @click.argument("folder", type=PATH)
-def doctor(folder: Path, trust_remote_code: bool, as_json: bool, **given: Any) -> None:
-    """Check an index. Read every byte, measure size and speed, and see whether it finds its own passages.
+def doctor(folder: Path, trust_remote_code: bool, **given: Any) -> None:
+    """Check an index. Read every byte, measure size and speed, and search for its own passages. Prints JSON.
 
     \b
       reasonrag index doctor indexes/mine
@@ -146,10 +146,7 @@ def doctor(folder: Path, trust_remote_code: bool, as_json: bool, **given: Any) -
     config = _retrieval(folder, given)
     with StageLines(error_console()) as progress:
         report = examine(config, trust_remote_code=trust_remote_code, sample=_SAMPLE, seed=0, progress=progress)
-    if as_json:
-        print(json.dumps(report, indent=2, allow_nan=False))
-    else:
-        _print_report(report)
+    print(json.dumps(report, indent=2, allow_nan=False))
 
 
 @index.command()
@@ -208,6 +205,7 @@ def recall(
 
     measured = sample_questions(questions, limit)
 
+    # The event loop serves remote retrievers, and the retriever is closed on the same one.
     async def measure() -> dict[str, list[float]]:
         async with aclosing(retriever):
             return await gold_recall(retriever, measured, cutoffs)
@@ -226,27 +224,3 @@ def _retrieval(folder: Path, given: Mapping[str, Any]) -> RetrievalConfig:
     from reasonrag.core.settings import validate
 
     return validate(RetrievalConfig, {**given_settings(given), "index": str(folder)})
-
-
-def _print_report(report: Mapping[str, Any]) -> None:
-    """Print what `examine` measured as two tables."""
-    from reasonrag.commands.console import table_console
-    from reasonrag.core.table import Table
-    from reasonrag.retrieval.index import show_size
-
-    parts = []
-    for name, part in report["parts"].items():
-        parts.append((name, show_size(part["bytes"]), part["files"], _listed(part["counts"])))
-    measured = [
-        ("opened in", f"{report['open_s']:.2f} s"),
-        ("own passages searched for", report["sample"]),
-        ("found first, in 10", f"{report['found_at_1']:.3f}, {report['found_at_10']:.3f}"),
-        ("queries/s, in batches of 64", f"{report['queries_per_s']:,.0f}"),
-    ]
-    console = table_console()
-    console.print(Table("", ("part", "size", "files", "counts"), parts).terminal())
-    console.print(Table("", ("", ""), measured).terminal())
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items())

@@ -69,37 +69,22 @@ def show(run: Path, question: str | None, out: Path | None, as_json: bool, **giv
       reasonrag show runs/hotpot 5a8b57f25542995d1e6f1371 --best
       reasonrag show runs/hotpot 5a8b57f25542995d1e6f1371 --best --out tree.svg
     """
-    if question is not None:
-        _show_tree(run, question, out, **given)
-    elif out or any(given.values()):
-        raise ConfigError("--out, --in-dataset, --depth and --best are about a tree; name a question after the run")
-    else:
-        _show_numbers(run, as_json)
-
-
-def _show_numbers(run: Path, as_json: bool) -> None:
     from reasonrag.commands.console import table_console
     from reasonrag.report import terminal
-    from reasonrag.report.trees import stats
-
-    numbers = stats(run)
-    if as_json:
-        print(json.dumps(numbers, indent=2, allow_nan=False))
-    else:
-        table_console().print(terminal.tables(numbers))
-
-
-def _show_tree(run: Path, question: str, out: Path | None, *, in_dataset: str | None, **shown: Any) -> None:
-    from reasonrag.commands.console import table_console
-    from reasonrag.report.terminal import drawing, picture
-    from reasonrag.report.trees import tree_of
+    from reasonrag.report.trees import stats, tree_of
     from reasonrag.storage.files import write_text
 
-    tree = tree_of(run, question, in_dataset)
-    if out is None:
-        table_console().print(drawing(tree, **shown))
+    dataset = given.pop("in_dataset")
+    if question is None and (out or dataset or any(given.values())):
+        raise ConfigError("--out, --in-dataset, --depth and --best are about a tree; name a question after the run")
+    if question is None and as_json:
+        print(json.dumps(stats(run), indent=2, allow_nan=False))
+    elif question is None:
+        table_console().print(terminal.tables(stats(run)))
+    elif out is None:
+        table_console().print(terminal.drawing(tree_of(run, question, dataset), **given))
     else:
-        write_text(out, picture(tree, **shown) + "\n")
+        write_text(out, terminal.picture(tree_of(run, question, dataset), **given) + "\n")
 
 
 @command()
@@ -126,17 +111,10 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
     The demo world's questions and corpus as FlashRAG's files:
       reasonrag export demo --to flashrag --out world
     """
-    _exchange(_exporter(form), f"--to {form}", run, out, given)
-
-
-def _exporter(form: str) -> Callable[..., Mapping[str, int]]:
-    if form == "flashrag":
-        from reasonrag.demo.world import write_world
-
-        return write_world
+    from reasonrag.demo.world import write_world
     from reasonrag.publish.exporters import EXPORTERS
 
-    return EXPORTERS[form]
+    _exchange({**EXPORTERS, "flashrag": write_world}[form], f"--to {form}", run, out, given)
 
 
 @command("import")
@@ -239,6 +217,7 @@ def _exchange(
     from reasonrag.commands.console import log_plainly
 
     log_plainly()
+    # Tools need different options. One that is given and not taken is refused, or it would be ignored in silence.
     takes = inspect.signature(tool).parameters
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if unused := chosen.keys() - takes.keys():

@@ -35,7 +35,7 @@ class Command(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, with `--help-all`."""
-        parameters = super().get_params(ctx)
+        parameters = super().get_params(ctx)  # the last one is --help
         return [*parameters[:-1], _HELP_ALL, parameters[-1]]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -76,7 +76,7 @@ def _help_row(parameter: click.Parameter, ctx: click.Context) -> tuple[str, str]
         return None
     show_all = ctx.meta.get("help_all", False)
     if show_all:
-        parameter = copy.copy(parameter)
+        parameter = copy.copy(parameter)  # the command is shared by all calls in this process
         parameter.hidden = False
     row = parameter.get_help_record(ctx)
     return row if row is None or show_all else (row[0], first_sentence(row[1]))
@@ -126,6 +126,7 @@ def settings(model: str, *keys: str, show_keys: bool = True) -> Callable[[F], F]
         show_keys: end each help text with the name of the setting. Without it, an option's parameter has the last
             part of that name, for commands that do not read the model itself.
     """
+    # A table in JSON, because the models need pydantic, which takes longer to import than `--help` may.
     flags = table()["flags"][model]
     options: list[Callable[[Any], Any]] = []
     for key in keys:
@@ -147,6 +148,7 @@ def out(help: str, *, required: bool = True) -> Callable[[F], F]:
 
 def _option(key: str, flag: Mapping[str, Any], show_key: bool) -> Callable[[F], F]:
     kind = flag["type"]
+    # click passes options as arguments, whose names have no dots: "search__iterations" for search.iterations.
     parameter = key.replace(".", "__") if show_key else key.rpartition(".")[2]
     return click.option(
         flag["flag"],
@@ -157,7 +159,7 @@ def _option(key: str, flag: Mapping[str, Any], show_key: bool) -> Callable[[F], 
         multiple=flag.get("several", False),
         envvar=flag.get("env"),
         show_envvar="env" in flag,
-        default=None,
+        default=None,  # not that of the setting: a flag that is not given must not win over a file or a preset
     )
 
 
@@ -184,7 +186,7 @@ def sources(given: dict[str, Any]) -> dict[str, Any]:
     from reasonrag.core.settings import parse_assignment
 
     preset, file, assignments = given.pop("preset", None), given.pop("file"), given.pop("assignments")
-    overrides = dict(map(parse_assignment, assignments)) | given_settings(given)
+    overrides = dict(map(parse_assignment, assignments)) | given_settings(given)  # flags win over --set
     return {"file": file, "overrides": overrides} | ({"preset": preset} if preset else {})
 
 

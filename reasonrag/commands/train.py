@@ -12,8 +12,9 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from reasonrag.core.config import Config
     from reasonrag.core.settings import Tree
     from reasonrag.online_rl.settings import PlanSettings, RLSettings
-    from reasonrag.pipeline.work import Progress
     from reasonrag.training.run import TrainingRun
     from reasonrag.training.settings import TrainSettings
 
@@ -75,10 +75,7 @@ def dpo_train(out: Path | None, **given: Any) -> None:
 
     The same command resumes a killed or stopped run from its last checkpoint.
     """
-    config = _settings("DPO", given)
-    from reasonrag.dpo.train import train_dpo
-
-    run_training(train_dpo, config, out)
+    _train("DPO", "reasonrag.dpo.train:train_dpo", given, out)
 
 
 @click.group(cls=Group)
@@ -108,10 +105,7 @@ def sft_train(out: Path | None, **given: Any) -> None:
 
     The same command resumes a killed or stopped run from its last checkpoint.
     """
-    config = _settings("SFT", given)
-    from reasonrag.dpo.train import train_sft
-
-    run_training(train_sft, config, out)
+    _train("SFT", "reasonrag.dpo.train:train_sft", given, out)
 
 
 @click.group(cls=Group)
@@ -137,10 +131,7 @@ def prm_train(out: Path | None, **given: Any) -> None:
     training.json has its metrics on held-out questions. If the training run is killed or stopped, the same command
     resumes it from the last checkpoint.
     """
-    config = _settings("PRM", given)
-    from reasonrag.prm.train import train_prm
-
-    run_training(train_prm, config, out)
+    _train("PRM", "reasonrag.prm.train:train_prm", given, out)
 
 
 @click.group(cls=Group)
@@ -223,11 +214,7 @@ def rl_plan(out: Path, **given: Any) -> None:
 
 
 def plan(config: Config, out: Path, planning: PlanSettings) -> int:
-    """Make reference plans for Search-P1, and print where they are; return the exit code.
-
-    A journal next to the file keeps every reply under the content of its request before it is used. So the same command
-    resumes after a kill, and other candidates or questions cost only their new calls.
-    """
+    """Make reference plans for Search-P1, and print where they are; return the exit code."""
     from reasonrag.commands.console import Stop, error_console, log_plainly, table_console
     from reasonrag.core import event_loop
     from reasonrag.core.table import Table
@@ -250,6 +237,8 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     journal_path = out.with_name(f"{out.name}.journal.sqlite")
     progress = Progress(len(parts.questions), "questions", label="reference plans")
 
+    # Every reply is in the journal, under the content of its request, before it is used. So the same command resumes
+    # after a kill, and other candidates or questions cost their new calls alone.
     async def make(journal: Journal) -> list[dict[str, Any]]:
         policy = JournaledLLM(parts.policy, journal, kind="policy")
         assert parts.judge is not None  # value.kind is judge
@@ -277,22 +266,15 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
             save_plans(out, event_loop.run(make(journal)))
         except Interrupted:
             return stop.print_resume_hint()
-    table_console().print(Table("rl plan", ("", ""), list(_summary_rows(progress))).terminal())
+    rows = [("plans", f"{progress.written['plans']} of {progress.total} questions")]
+    for cause, count in sorted((progress.written + progress.causes).items()):
+        if cause != "plans":
+            rows.append((f"  without: {cause}", str(count)))
+    rows.append(("calls of this process", str(progress.usage.calls)))
+    table_console().print(Table("rl plan", ("", ""), rows).terminal())
     print(f"plans: {out}")
     untried = progress.total - progress.done - progress.failed
     return stop.print_missing(progress.causes, untried, most=config.run.max_failed * progress.total)
-
-
-def _summary_rows(progress: Progress) -> Iterator[tuple[str, str]]:
-    yield "plans", f"{progress.written['plans']} of {progress.total} questions"
-    for cause, count in sorted((progress.written + progress.causes).items()):
-        if cause != "plans":
-            yield f"  without: {cause}", str(count)
-    yield "calls of this process", str(progress.usage.calls)
-    yield "  tokens", str(progress.usage.tokens)
-    if progress.usage.cost is not None:
-        yield "  cost", f"{progress.usage.cost:.2f}"
-    yield "seconds", f"{progress.seconds:.1f}"
 
 
 @click.group(cls=Group)
@@ -340,17 +322,19 @@ def serve(**given: Any) -> None:
 # --- What they share ---
 
 
-def _settings(kind: str, given: dict[str, Any]) -> Any:
-    """Return the settings of a command, before TRL is imported, so that wrong ones are reported at once."""
+def _train(kind: str, trainer: str, given: dict[str, Any], out: Path | None) -> None:
+    """Train on pairs or trees; the settings are checked before TRL is imported, so wrong ones are reported at once."""
     from reasonrag.core.settings import gather, validate
     from reasonrag.training import settings as models
 
     tree = gather(getattr(models, f"{kind}_PRESETS"), **sources(given))
-    return with_pairs_and_model(validate(getattr(models, f"{kind}Settings"), tree), print_line)
+    config = with_pairs_and_model(validate(getattr(models, f"{kind}Settings"), tree), print_line)
+    run_training(resolve_name(trainer), config, out)
 
 
 def print_line(line: str) -> None:
     """Print a line of a training run on stderr; of several processes, only the first one prints."""
+    # `accelerate launch` and torchrun number the processes; each of them runs the whole command.
     if os.environ.get("RANK", "0") == "0":
         click.echo(printable(line), err=True)
 
@@ -398,6 +382,7 @@ def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
         data = str(run)
     if model is None:
         is_run = (Path(data) / "run.json").is_file()
+        # The policy that wrote the pairs is on-policy for them; a server's model is trained from its Hub id.
         acting, may_lack_gpu = acting_policy(read_run(Path(data))[0].policy) if is_run else (None, False)
         model = acting or PAPER_POLICY
         if not may_lack_gpu:
@@ -418,6 +403,7 @@ def online_settings(given: dict[str, Any]) -> RLSettings:
 
     choices = sources(given)
     tree = gather(rl_presets(), **choices)
+    # A preset's model and data are defaults of ours, so they are printed too, and a GPU is asked for before a download.
     named = gather({}, file=choices["file"], overrides=choices["overrides"])
     for name, flag in (("model", "--model"), ("data", "--dataset")):
         if name in tree and name not in named:
@@ -475,7 +461,9 @@ def _questions_of(policy: Path, tree: Tree, log: Callable[[str], None]) -> dict[
     config = load_config(file=run / "config.yaml")
     sample = config.questions.model_dump(include={"split", "limit", "world_seed"}) | {"seed": config.seed}
     chosen: dict[str, Any] = {"data": config.questions.dataset}
+    # The same sample, unless a flag draws another one.
     chosen |= {name: value for name, value in sample.items() if name not in tree}
+    # One place to search, not two: `--index` of this command replaces the corpus of that run.
     retrieval = tree.get("retrieval") or {}
     if not any(retrieval.get(name) for name in ("kind", "corpus", "index", "url")):
         for name, value in config.retrieval.model_dump(exclude_unset=True).items():

@@ -78,6 +78,7 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
         click.echo(printable(dump(config) + "\n" + estimate(config)))
         return
     stop = Stop(error_console())
+    # A server knows its model, and whether it is vLLM; both are part of what is written into the folder.
     config = as_served(config, out)
     parts = open_parts(config)
     if out is None:
@@ -90,6 +91,7 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
         )
     except Interrupted:
         sys.exit(stop.print_resume_hint())
+    # The last shard to finish puts the run together, and then prints the numbers of all shards.
     is_whole = shard == WHOLE or "shards" in summary
     _print_summary(summary, (out if is_whole else shard.folder(out)) / "pairs")
     if not is_whole:
@@ -120,6 +122,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     from reasonrag.storage.files import write_json, write_text
     from reasonrag.storage.folder import Folder, RunFolder, read_run
 
+    # What the run compared is not kept: a flag that is not given has its default, or the pairs would depend on history.
     compared: dict[str, Any] = {"pairs.alpha": None, "pairs.level": "step", "pairs.reward": "spre"}
     config, summary = read_run(run, compared | given_settings(given))
     if out is None:

@@ -76,7 +76,9 @@ class RetrievalConfig(Section):
         "or python:PACKAGE.MODULE:NAME, such as those in contrib/ (databases, web search, MCP)",
         "--retriever",
     )
-    corpus: str | None = execution(None, "corpus to search: a JSONL or Parquet file with id and contents", "--corpus")
+    corpus: str | None = execution(
+        None, "corpus to search: a JSONL(.gz, .zst) or Parquet file with id and contents", "--corpus"
+    )
     index: str | None = execution(None, "folder of an index that `index build` made", "--index")
     encoder: str | None = execution(
         None, "sentence-transformers model that encodes passages and queries: a Hub id or a folder", "--encoder"

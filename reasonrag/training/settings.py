@@ -83,7 +83,7 @@ class DPOSettings(PairSettings):
 
     beta: float = setting(0.3, "KL weight: how strongly the policy is held to the reference model", "--beta", gt=0)
     loss_type: str = setting(
-        "sigmoid", "loss function, by its name in TRL, such as ipo; or several: sigmoid,sft", "--loss-type"
+        "sigmoid", "loss function, by its name in TRL. Several such as sigmoid,sft are added up", "--loss-type"
     )
     reference: Literal["auto", "adapter_off", "frozen", "precomputed"] = execution(
         "auto",

@@ -123,7 +123,7 @@ def gold_id(index: Path, title: str) -> str:
 
 
 def test_the_doctor_says_size_speed_and_that_it_finds_itself(index: Path) -> None:
-    done = product.run("index", "doctor", index, "--retriever", "bm25", "--json")
+    done = product.run("index", "doctor", index, "--retriever", "bm25")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert set(report["parts"]) >= {"passages", "bm25", "embeddings"}

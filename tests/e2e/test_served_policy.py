@@ -85,12 +85,6 @@ BAD: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
         ("--max-tokens", "4097"),
         "too few for policy.max_tokens 4097: lower it",
     ),
-    "no room for the prompt": (
-        {"models": (entry(),), "prompt_tokens": 97},
-        "/v1",
-        ("--max-tokens", "4000"),
-        "too few for policy.max_tokens 4000 and a prompt of 97 or more: lower it",
-    ),
     "no card": ({}, "/v1", ("--card", "no/such/folder"), "--card no/such/folder: that folder has no reasonrag.yaml"),
 }
 
@@ -105,17 +99,6 @@ def test_a_server_that_cannot_be_meant_is_one_line(name: str, world: World, tmp_
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ") and said in line
     assert not server.requests
-
-
-def test_ids_and_logprobs_that_do_not_come_are_said_once_and_counted(world: World, tmp_path: Path) -> None:
-    wanted = [f"policy.{name}" for name in ("vllm=true", "logprobs=true", "seeded=false")]
-    with ExtractiveServer() as server:
-        flags = (*world.flags, "--limit", "3", "--iterations", "2", "--policy", server.base_url)
-        done = product.build(*flags, *(word for name in wanted for word in ("--set", name)), "--out", tmp_path / "run")
-        assert not any("seed" in request for request in server.requests)
-    assert done.stderr.count("no token ids") == done.stderr.count("no log-probabilities of the") == 1
-    trees = product.summary(tmp_path / "run")["trees"]
-    assert trees["without_token_ids"] == trees["without_logprobs"] == trees["nodes"] - 3
 
 
 class DemoServer(FakeOpenAI):
