@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -49,8 +50,7 @@ log = structlog.get_logger()
 
 # uvicorn (vLLM's server) closes an idle connection after 5 s; the client has to close it first.
 _KEEP_ALIVE_S = 4.0
-_CHECK_TIMEOUT_S = 15.0
-_MAX_RETRIES = 8  # of a request that a server fails: 500, or a reply that cannot be read
+_CHECK_TIMEOUT_S, _HELLO_TIMEOUT_S = 15.0, 60.0
 _MOST_OF_LISTS = 16 << 20  # bytes of a list of models
 _NO_ROUTE = frozenset({404, 405, 501})
 NAME_IT = "add --policy-model (or --judge-model); in eval, --policy NAME=URL#MODEL"
@@ -78,7 +78,7 @@ class ServerLLM:
         api_key: str | None = None,
         key_env: str = "api_key",
         timeout_s: float = 300.0,
-        max_retries: int = 5,
+        max_retries: int = 8,
         patience_s: float = 600.0,
         concurrency: int | None = None,
         seeded: bool = True,
@@ -115,15 +115,16 @@ class ServerLLM:
         self._wire = Wire(model, **wire)
         self._key, self._key_env = api_key or None, key_env
         self._headers = bearer_header(api_key, "the API key")
-        self._at = partial(
-            Addresses,
+        self._addresses = Addresses(
+            [url.rstrip("/") for url in urls],
+            concurrency,
             name=self.name,
             error=LLMError,
             deadline_s=timeout_s,
             max_retries=max_retries,
+            patience_s=patience_s,
             first_wait_s=backoff_s,
         )
-        self._addresses = self._at([url.rstrip("/") for url in urls], concurrency, patience_s=patience_s)
         self.slots = self._addresses.slots
         # A long prompt takes a millisecond to encode, mostly without the interpreter's lock; a tokenizer that is asked
         # from two threads at a time may fail.
@@ -177,13 +178,12 @@ class ServerLLM:
         except ConfigError:
             if not self._wire.model:
                 raise
-            prompt = Prompt((Message("user", "Hello"),))
-            hello = partial(self._send, prompt, await self._encoded(prompt), Sampling(temperature=0, max_tokens=1))
-            try:  # a server that fails to list its models may close the connection, too
-                await self._at([url], concurrency=1, patience_s=0.0).ask(hello)
+            # It may serve the model all the same, which one token shows.
+            prompt, request = Prompt((Message("user", "Hello"),)), Request(self._addresses.all[0])
+            encoded, sampling = await self._encoded(prompt), Sampling(temperature=0, max_tokens=1)
+            with suppress(LLMError, Unavailable):
+                await self._send(prompt, encoded, sampling, request, url, _HELLO_TIMEOUT_S)
                 return None
-            except LLMError:
-                pass
             raise
 
     async def _list(self, url: str) -> tuple[int, bytes]:
@@ -287,8 +287,6 @@ class ServerLLM:
             self._drop(parameter)
             # This ends: a dropped parameter is not sent again.
             return await self._send(prompt, encoded, sampling, request, url, left_s)
-        if 300 <= status < 400:
-            message = f"HTTP {status}: redirects are not followed; give the final address"
         raise LLMError(f"{self.name}: {message}", cause="refused")
 
     def _drop(self, parameter: str) -> None:
@@ -314,19 +312,13 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
         tokenizer = config.tokenizer or config.model
         chat = ChatTemplate.load(tokenizer, revision=config.revision, template=config.chat_template)
         encode, vocabulary = (chat.token_ids if config.vllm else chat.text), len(chat.tokenizer)
+    shared = {"timeout_s", "patience_s", "concurrency", "seeded", "vllm", "logprobs", "think"}
     return ServerLLM(
         (config.spec or "").split(","),
         config.model or "",
         api_key=os.environ.get(config.api_key_env),
         key_env=config.api_key_env,
-        timeout_s=config.timeout_s,
-        max_retries=_MAX_RETRIES,
-        patience_s=config.patience_s,
-        concurrency=config.concurrency,
-        seeded=config.seeded,
         encode=encode,
         vocabulary=vocabulary,
-        vllm=config.vllm,
-        logprobs=config.logprobs,
-        think=config.think,
+        **config.model_dump(include=shared),
     )
