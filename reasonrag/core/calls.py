@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -355,45 +355,39 @@ def _together(servers: Sequence[Slots]) -> SlotCounts:
     return servers[0] if len(servers) == 1 else AllSlots(servers)
 
 
+@dataclass(eq=False)
 class Addresses:
     """Chooses the server of each request, sends it until it is answered, and waits for servers that are away.
+
+    Args:
+        urls: addresses of servers that all answer the same.
+        concurrency: requests in flight at each of them; None finds out (`Slots`).
+        name: of the model or retriever, for messages.
+        error: raised if a request is given up.
+        deadline_s: seconds for a request with its retries at servers that are there, without waits for a slot.
+        max_retries: further attempts after a failure there, without refusals (429, or 503 of a server that works on
+            other requests).
+        patience_s: seconds to wait while none of them answers. An outage uses them up once: each request that is left,
+            or comes later, is sent, and fails if it meets no server.
+        first_wait_s: wait before the first retry. It doubles with every further one, to 30 s, with jitter.
 
     Attributes:
         all: the servers, each with its slots.
         slots: those of all servers.
     """
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        concurrency: int | None,
-        *,
-        name: str,
-        error: type[BackendError],
-        deadline_s: float,
-        max_retries: int,
-        patience_s: float,
-        first_wait_s: float = 0.125,
-    ) -> None:
-        """Take servers that all answer the same.
+    urls: InitVar[Sequence[str]]
+    concurrency: InitVar[int | None]
+    name: str
+    error: type[BackendError]
+    deadline_s: float
+    max_retries: int
+    patience_s: float
+    first_wait_s: float = 0.125
 
-        Args:
-            urls: addresses.
-            concurrency: requests in flight at each of them; None finds out (`Slots`).
-            name: of the model or retriever, for messages.
-            error: raised if a request is given up.
-            deadline_s: seconds for a request with its retries at servers that are there, without waits for a slot.
-            max_retries: further attempts after a failure there, without refusals (429, or 503 of a server that works on
-                other requests).
-            patience_s: seconds to wait while none of them answers. An outage uses them up once: each request that is
-                left, or comes later, is sent, and fails if it meets no server.
-            first_wait_s: wait before the first retry. It doubles with every further one, to 30 s, with jitter.
-        """
+    def __post_init__(self, urls: Sequence[str], concurrency: int | None) -> None:
         self.all = [Slots(concurrency, url) for url in urls]
         self.slots = _together(self.all)
-        self._name, self._error = name, error
-        self._deadline_s, self._max_retries, self._patience_s = deadline_s, max_retries, patience_s
-        self._first_wait_s = first_wait_s
         self._homes: dict[str, Slots] = {}  # of questions, the last used last
 
     async def ask(
@@ -408,7 +402,7 @@ class Addresses:
             question: its requests stay at one server while that answers.
         """
         loop, request = asyncio.get_running_loop(), Request(self.all[0], priority)
-        left_s, ends_at, counted, waits = self._deadline_s, math.inf, 0, 0
+        left_s, ends_at, counted, waits = self.deadline_s, math.inf, 0, 0
         attempts = 0
         try:
             while True:
@@ -423,14 +417,14 @@ class Addresses:
                     counted += failure.counts
                     if failure.away:
                         self._lost(request.slots, failure)
-                        wait_s, waits, left_s = 0.0, 0, self._deadline_s
+                        wait_s, waits, left_s = 0.0, 0, self.deadline_s
                     else:
                         waits += 1
-                        wait_s = backoff(waits, self._first_wait_s, _LONGEST_WAIT_S) + (failure.retry_after_s or 0.0)
+                        wait_s = backoff(waits, self.first_wait_s, _LONGEST_WAIT_S) + (failure.retry_after_s or 0.0)
                         left_s = ends_at - loop.time() - wait_s
-                    if counted > self._max_retries or left_s <= 0:
-                        message = f"{self._name} gave no answer in {attempts} attempts; last: {failure}"
-                        raise self._error(message, cause=failure.cause) from failure
+                    if counted > self.max_retries or left_s <= 0:
+                        message = f"{self.name} gave no answer in {attempts} attempts; last: {failure}"
+                        raise self.error(message, cause=failure.cause) from failure
                     RETRIES[failure.cause] += 1
                 if wait_s:
                     await request.slots.pause(wait_s)
@@ -472,13 +466,13 @@ class Addresses:
         now = asyncio.get_running_loop().time()
         silent_s = now - max(away_since)
         due = min(other.probe_at for other in self.all)  # a Retry-After header sets it too
-        if silent_s + due - now < self._patience_s and not server.given_up:
+        if silent_s + due - now < self.patience_s and not server.given_up:
             return
         for other in self.all:  # not failed without an attempt, as the servers may be back
             other.given_up = True
             other.admit()
-        message = f"{self._name} has not answered for {silent_s:.0f} s; last: {failure}"
-        raise self._error(message, cause=failure.cause) from failure
+        message = f"{self.name} has not answered for {silent_s:.0f} s; last: {failure}"
+        raise self.error(message, cause=failure.cause) from failure
 
     def share(self, other: Addresses) -> None:
         """Count requests together with those of another model at the addresses that both have: it is one engine."""

@@ -276,24 +276,16 @@ def _logprobs(value: object) -> tuple[float, ...] | None:
 def _with_usage(completions: list[Completion], usage: object) -> list[Completion]:
     totals = usage if isinstance(usage, dict) else {}
     details = totals.get("prompt_tokens_details")
-    prompt_tokens, written_tokens = _count(totals.get("prompt_tokens")), _count(totals.get("completion_tokens"))
-    cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    read, written = _count(totals.get("prompt_tokens")), _count(totals.get("completion_tokens"))
     have_ids = all(completion.token_ids is not None for completion in completions)
     counted = []
-    for index, completion in enumerate(completions):
-        own_tokens = len(completion.token_ids or ()) if have_ids else written_tokens
-        if not have_ids and written_tokens is not None:
-            share, rest = divmod(written_tokens, len(completions))
-            own_tokens = share + (index < rest)
-        counted.append(
-            replace(
-                completion,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=own_tokens,
-                cached_tokens=cached_tokens,
-            )
-        )
-        prompt_tokens, cached_tokens = prompt_tokens and 0, cached_tokens and 0  # counted on the first completion
+    for following, completion in zip(range(len(completions))[::-1], completions, strict=True):
+        own = None if written is None else (written + following) // len(completions)
+        if have_ids:
+            own = len(completion.token_ids or ())
+        counted.append(replace(completion, prompt_tokens=read, completion_tokens=own, cached_tokens=cached))
+        read, cached = read and 0, cached and 0  # the prompt is counted on the first completion
     return counted
 
 
