@@ -158,10 +158,10 @@ class Slots:
 
     def turn_away(self, error: Exception) -> None:
         """Raise `error` in every request that waits."""
-        queue, self._queue = self._queue, []
-        for *_, turn in queue:
-            if not turn.done():
-                turn.set_exception(error)
+        waiting_requests, self._queue = self._queue, []
+        for *_, admission in waiting_requests:
+            if not admission.done():
+                admission.set_exception(error)
                 self.waiting -= 1
 
     async def enter(self, request: Request) -> None:
@@ -171,33 +171,33 @@ class Slots:
         if request.keeps:
             request.keeps, self._sent[request] = False, None
             return
-        loop = asyncio.get_running_loop()
-        turn = loop.create_future()
+        running_loop = asyncio.get_running_loop()
+        admission = running_loop.create_future()
         # A request that has failed goes last: it may be the one that kills the engine.
-        heapq.heappush(self._queue, (request.failures, request.priority, next(self._arrivals), request, turn))
+        heapq.heappush(self._queue, (request.failures, request.priority, next(self._arrivals), request, admission))
         self.waiting += 1
         self.admit()
         if self.away_since is not None:  # the timer of the last failure may have ended with its event loop
-            loop.call_at(self.probe_at, self.admit)
+            running_loop.call_at(self.probe_at, self.admit)
         try:
-            await turn
+            await admission
         except asyncio.CancelledError as error:
-            if turn.cancelled():
+            if admission.cancelled():
                 self.waiting -= 1
-            elif turn.exception() is None:  # it was given a slot in the same moment
+            elif admission.exception() is None:  # it was given a slot in the same moment
                 self.leave(request, error)
             raise
 
     async def pause(self, seconds: float) -> None:
         """Wait before a request is sent again, until a drain at the longest."""
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + seconds
-        while self.drained_by is None and (left_s := ends_at - loop.time()) > 0:  # noqa: ASYNC110 -- loops change
+        running_loop = asyncio.get_running_loop()
+        ends_at = running_loop.time() + seconds
+        while self.drained_by is None and (left_s := ends_at - running_loop.time()) > 0:  # noqa: ASYNC110 -- loops change
             await asyncio.sleep(min(left_s, _POLL_S))
 
     def leave(self, request: Request, error: BaseException | None) -> None:
         """Give the slot of a request back that was answered, or that ended with `error`, unless it was refused."""
-        loop = asyncio.get_running_loop()
+        running_loop = asyncio.get_running_loop()
         failure = error if isinstance(error, Unavailable) else None
         is_answer = not isinstance(error, asyncio.CancelledError) and (failure is None or failure.cause != "timeout")
         if failure is not None:
@@ -205,20 +205,22 @@ class Slots:
         self._sent.pop(request, None)
         if request.keeps:
             return
+        # Only replies that find all slots in use measure whether the limit is too low.
         was_full = self.in_flight >= self.limit
         self.in_flight -= 1
         if failure is not None and failure.away:
-            self._lose(request, failure, loop.time())
-            loop.call_at(max(self.probe_at, loop.time()), self.admit)
+            self._lose(request, failure, running_loop.time())
+            running_loop.call_at(max(self.probe_at, running_loop.time()), self.admit)
         elif self.away_since is not None and is_answer:
             log.warning("a server answers again", url=_host(self.url))
             self.away_since, self.given_up, self._open = None, False, math.inf
             self._begin_round()
         if error is None:
             self.losses = 0
+            # Few requests wait after a refusal, so a slot that was closed may be opened again, at every other reply.
             if len(self._sent) >= _MOST * self.in_flight:
                 self._open += 0.5
-            self._count(loop.time() - request.started, request.tokens, was_full)
+            self._count(running_loop.time() - request.started, request.tokens, was_full)
             beat()
         self.admit()
 
@@ -240,24 +242,27 @@ class Slots:
         self._tokens += tokens
         if self._is_fixed or self._replies < max(self.limit, START):
             return
-        pace = self._seconds / max(self._tokens, 1)
+        # Seconds a token, not a reply: answers are longer than queries, and a round may have more of either.
+        token_seconds = self._seconds / max(self._tokens, 1)
         if self._full >= _FULL * self._replies:
-            self._fastest = min(self._fastest, pace)
-            more = self._most + _STEP if pace <= _SLOW * self._fastest else self._most * _SHRINK
-            self._most = min(max(more, START), LARGEST)
+            self._fastest = min(self._fastest, token_seconds)
+            next_limit = self._most + _STEP if token_seconds <= _SLOW * self._fastest else self._most * _SHRINK
+            self._most = min(max(next_limit, START), LARGEST)
         self._begin_round()
 
     def _judge(self, request: Request, failure: Unavailable) -> None:
         """Compare a failure with the other requests: the engine is full, away, or neither."""
         refuses, is_late = failure.status in (429, 503), failure.cause == "timeout"
-        works = self.away_since is None and next(iter(self._sent), request) is not request
+        # Requests stand in the order in which they were sent: an earlier one is what the engine works on.
+        is_working = self.away_since is None and next(iter(self._sent), request) is not request
         self._sent.pop(request, None)
         if refuses or is_late:
             request.refusals += 1
+            # A refusal by chance rarely comes so often in a row; a full engine refuses every time.
             is_crowded = 4 * len(self._sent) < self.in_flight
             if is_late or request.refusals % (_CROWDED if is_crowded else _SURE) == 0:
                 self._open = max(self.limit - 1, len(self._sent), 1)
-        if failure.status == 429 or (refuses and works):
+        if failure.status == 429 or (refuses and is_working):
             request.keeps, failure.counts = True, False
             if failure.status == 429:  # the engine is there
                 self.away_since, self.given_up = None, False
@@ -266,16 +271,16 @@ class Slots:
         if failure.away and self._is_probe(request):  # the engine has not been there
             failure.counts = False
 
-    def _lose(self, request: Request, failure: Unavailable, now: float) -> None:
+    def _lose(self, request: Request, failure: Unavailable, current_time: float) -> None:
         request.failures += 1
         self.losses += 1
         if self.away_since is None:
             if failure.retry_after_s is None and self.losses < _LOSSES:
                 return  # it may have lost this request alone
-            self.away_since = now
+            self.away_since = current_time
             log.warning("a server does not answer; its requests wait, or go to others", url=_host(self.url))
         wait_s = backoff(self.losses - _LOSSES + 1, _FIRST_PROBE_S, _LONGEST_PROBE_S)
-        self.probe_at = max(self.probe_at, now + max(wait_s, failure.retry_after_s or 0.0))
+        self.probe_at = max(self.probe_at, current_time + max(wait_s, failure.retry_after_s or 0.0))
 
     def _is_probe(self, request: Request) -> bool:
         """Return whether a request was sent to find out if an engine that is away is back."""
@@ -291,13 +296,13 @@ class Slots:
     def admit(self) -> None:
         """Give the free slots to the most urgent requests that wait."""
         while self._queue and self.has_room():
-            *_, request, turn = heapq.heappop(self._queue)
-            if not turn.done():  # else its task was cancelled
+            *_, request, admission = heapq.heappop(self._queue)
+            if not admission.done():  # else its task was cancelled
                 self.waiting -= 1
                 self.in_flight += 1
                 self._sent[request] = None
                 request.started = asyncio.get_running_loop().time()
-                turn.set_result(None)
+                admission.set_result(None)
 
 
 @dataclass(eq=False, slots=True)
@@ -327,9 +332,9 @@ class Request:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        kept = answered.get()
-        if error is None and kept is not None:
-            kept.append(self)
+        answered_requests = answered.get()
+        if error is None and answered_requests is not None:
+            answered_requests.append(self)
         else:
             self.slots.leave(self, error)
 
@@ -401,8 +406,8 @@ class Addresses:
             priority: of two that wait, the one with the lower number is first.
             question: its requests stay at one server while that answers.
         """
-        loop, request = asyncio.get_running_loop(), Request(self.all[0], priority)
-        left_s, ends_at, counted, waits = self.deadline_s, math.inf, 0, 0
+        running_loop, request = asyncio.get_running_loop(), Request(self.all[0], priority)
+        left_s, ends_at, counted, retries = self.deadline_s, math.inf, 0, 0
         attempts = 0
         try:
             while True:
@@ -410,18 +415,19 @@ class Addresses:
                     request.slots = self._choose(question, request.slots if attempts else None)
                 try:
                     async with request:
-                        ends_at = loop.time() + left_s  # the wait for a slot does not count
+                        ends_at = running_loop.time() + left_s  # the wait for a slot does not count
                         return await send(request, request.slots.url, left_s)
                 except Unavailable as failure:
                     attempts += 1
                     counted += failure.counts
+                    # A server that is away is waited for in its queue, and the deadline begins again.
                     if failure.away:
                         self._lost(request.slots, failure)
-                        wait_s, waits, left_s = 0.0, 0, self.deadline_s
+                        wait_s, retries, left_s = 0.0, 0, self.deadline_s
                     else:
-                        waits += 1
-                        wait_s = backoff(waits, self.first_wait_s, _LONGEST_WAIT_S) + (failure.retry_after_s or 0.0)
-                        left_s = ends_at - loop.time() - wait_s
+                        retries += 1
+                        wait_s = backoff(retries, self.first_wait_s, _LONGEST_WAIT_S) + (failure.retry_after_s or 0.0)
+                        left_s = ends_at - running_loop.time() - wait_s
                     if counted > self.max_retries or left_s <= 0:
                         message = f"{self.name} gave no answer in {attempts} attempts; last: {failure}"
                         raise self.error(message, cause=failure.cause) from failure
@@ -459,14 +465,15 @@ class Addresses:
         if server.away_since is None:  # it lost this request alone
             return
         away_since = [other.away_since for other in self.all if other.away_since is not None]
+        # Another one answers: requests that wait here choose again.
         if len(away_since) < len(self.all):
             server.given_up = False
             server.turn_away(Unavailable(str(failure), cause=failure.cause, away=True, counts=False))
             return
-        now = asyncio.get_running_loop().time()
-        silent_s = now - max(away_since)
+        current_time = asyncio.get_running_loop().time()
+        silent_s = current_time - max(away_since)
         due = min(other.probe_at for other in self.all)  # a Retry-After header sets it too
-        if silent_s + due - now < self.patience_s and not server.given_up:
+        if silent_s + due - current_time < self.patience_s and not server.given_up:
             return
         for other in self.all:  # not failed without an attempt, as the servers may be back
             other.given_up = True
@@ -525,28 +532,30 @@ async def exchange(
     """
     import aiohttp
 
+    # No total: `_time_limit` counts it, which also knows of a process that was stopped.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(timeout_s, _CONNECT_TIMEOUT_S))
     request = session.request(method, url, timeout=timeout, allow_redirects=False, **sent)
-    server, body = _host(url), bytearray()
+    server, content = _host(url), bytearray()
     try:
         async with _time_limit(timeout_s), request as response:
-            async for piece in response.content.iter_any():
-                body += piece
-                if response.status != 200 and len(body) > MOST_QUOTED:
+            async for received in response.content.iter_any():
+                content += received
+                # An error is only quoted: the rest of its body is not read.
+                if response.status != 200 and len(content) > MOST_QUOTED:
                     break
-                if len(body) > most_bytes:
-                    what = f"the reply is longer than {most_bytes} bytes, far more than what was asked for can take"
-                    raise Unavailable(what, cause="bad_reply")
-            return response, bytes(body if response.status == 200 else body[:MOST_QUOTED])
+                if len(content) > most_bytes:
+                    problem = f"the reply is longer than {most_bytes} bytes, far more than what was asked for can take"
+                    raise Unavailable(problem, cause="bad_reply")
+            return response, bytes(content if response.status == 200 else content[:MOST_QUOTED])
     except (aiohttp.ClientError, OSError) as error:
         if type(error) is TimeoutError:
             raise Unavailable(f"{server} gave no reply in {timeout_s:.1f} s", cause="timeout") from None
         check_limits(error)
-        unmet = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
-        what = f"cannot connect to {server}" if unmet else f"the connection to {server} failed"
+        is_unreachable = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+        problem = f"cannot connect to {server}" if is_unreachable else f"the connection to {server} failed"
         number = (type(error) is aiohttp.ClientConnectorError and error.errno) or 0  # negative: of a name's look-up
-        why = os.strerror(number) if number > 0 else type(error).__name__  # its own words may hold a key
-        raise Unavailable(f"{what} ({why})", cause=cause, away=True, counts=not unmet) from None
+        reason = os.strerror(number) if number > 0 else type(error).__name__  # its own words may hold a key
+        raise Unavailable(f"{problem} ({reason})", cause=cause, away=True, counts=not is_unreachable) from None
 
 
 def _host(url: str) -> str:
@@ -560,15 +569,15 @@ async def _time_limit(seconds: float) -> AsyncIterator[None]:
 
     A timer that fires seconds late shows it. Replies that arrived meanwhile have not been read yet.
     """
-    loop = asyncio.get_running_loop()
-    due = loop.time() + 0.99 * seconds  # before the timeout, which it moves
+    running_loop = asyncio.get_running_loop()
+    due = running_loop.time() + 0.99 * seconds  # before the timeout, which it moves
 
     def extend() -> None:
-        if loop.time() - due > _STOPPED_S:
-            limit.reschedule(loop.time() + seconds)
+        if running_loop.time() - due > _STOPPED_S:
+            limit.reschedule(running_loop.time() + seconds)
 
     async with asyncio.timeout(seconds) as limit:
-        timer = loop.call_at(due, extend)
+        timer = running_loop.call_at(due, extend)
         try:
             yield
         finally:
@@ -578,14 +587,14 @@ async def _time_limit(seconds: float) -> AsyncIterator[None]:
 def check_url(url: str, *, example: str, allow_password: bool = False) -> None:
     """Raise ConfigError if an address is not http or https, or holds a password where a key belongs elsewhere."""
     try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        url_parts = urlsplit(url)
+        usable = url_parts.scheme in ("http", "https") and bool(url_parts.hostname) and url_parts.port != 0
     except ValueError:
         usable = False
     if not usable:
         shown = redact(url.partition("?")[0])  # a query may hold a key
         raise ConfigError(f"{shown!r} is not an http or https address; give one such as {example}")
-    if not allow_password and (parts.username or parts.password):
+    if not allow_password and (url_parts.username or url_parts.password):
         raise ConfigError("the server's address holds a user name or password; give the key as api_key instead")
 
 

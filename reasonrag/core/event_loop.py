@@ -59,7 +59,7 @@ def end_on_signals() -> None:
         signal.signal(number, _stop)
 
 
-def _stop(number: int, frame: object) -> None:
+def _stop(number: int, interrupted: object) -> None:
     # An exception could be swallowed by a bare `except` of a library that is being imported, and a stream may be busy.
     with suppress(OSError, ValueError):
         if select.select([], [2], [], 0)[1]:  # else the pipe is full and not read, and writing would never end
@@ -108,7 +108,7 @@ def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None
         if result.set_running_or_notify_cancel():
             try:
                 result.set_result(function())
-            except BaseException as error:
+            except BaseException as error:  # SystemExit too: the caller has to learn of it
                 result.set_exception(error)
             beat()
         del result, function  # they may hold large tensors
@@ -124,22 +124,23 @@ async def progressing(stall_s: float = STALL_S) -> AsyncIterator[None]:
 
     from reasonrag.core.errors import EX_TEMPFAIL, Stalled
 
-    loop, over, limit = asyncio.get_running_loop(), threading.Event(), asyncio.timeout(None)
-    waits: list[str] = []
+    loop, finished, limit = asyncio.get_running_loop(), threading.Event(), asyncio.timeout(None)
+    waiting_places: list[str] = []
 
     def expire() -> None:
-        lines = Counter(map(_waits_at, asyncio.all_tasks(loop)))
-        waits.extend(f"{count} tasks at {line}" for line, count in lines.most_common(3))
+        waiting_lines = Counter(map(_waits_at, asyncio.all_tasks(loop)))
+        waiting_places.extend(f"{count} tasks at {line}" for line, count in waiting_lines.most_common(3))
         limit.reschedule(loop.time())
 
     def look() -> None:
-        quiet, before = 0, -1
-        while quiet < _LOOKS and not over.wait(stall_s / _LOOKS):
-            quiet, before = (quiet + 1 if before == _beats else 0), _beats
-        if over.is_set():
+        quiet_looks, before = 0, -1
+        while quiet_looks < _LOOKS and not finished.wait(stall_s / _LOOKS):
+            quiet_looks, before = (quiet_looks + 1 if before == _beats else 0), _beats
+        if finished.is_set():
             return
         with suppress(Exception):  # stderr is closed, or no file
             faulthandler.dump_traceback()
+        # The run ends itself if its event loop still runs, and closes its files.
         loop.call_soon_threadsafe(expire)
         time.sleep(_END_S)
         if Stalled.ends_process:  # the event loop is blocked, or what hangs cannot be closed
@@ -152,19 +153,20 @@ async def progressing(stall_s: float = STALL_S) -> AsyncIterator[None]:
     except TimeoutError:
         if not limit.expired():
             raise
-        why = "; ".join([f"no token, reply or commit for {stall_s:g} s", *waits])
-        message = f"the run stands still: {why}. Finished work is kept, and the same command goes on from it"
+        reason = "; ".join([f"no token, reply or commit for {stall_s:g} s", *waiting_places])
+        message = f"the run stands still: {reason}. Finished work is kept, and the same command goes on from it"
         raise Stalled(message) from None
     finally:
-        over.set()
+        finished.set()
 
 
 def _waits_at(task: asyncio.Task[Any]) -> str:
     """Return the line of the innermost coroutine of a task."""
     from pathlib import Path
 
+    # `cr_await` of the last one is a future or a generator of C, which has no frame.
     coroutine: Any = task.get_coro()
     while getattr(coroutine.cr_await, "cr_frame", None) is not None:
         coroutine = coroutine.cr_await
-    file = Path(coroutine.cr_code.co_filename)
-    return f"{file.name}:{coroutine.cr_frame.f_lineno} {coroutine.__name__}"
+    source_file = Path(coroutine.cr_code.co_filename)
+    return f"{source_file.name}:{coroutine.cr_frame.f_lineno} {coroutine.__name__}"

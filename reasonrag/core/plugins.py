@@ -32,13 +32,13 @@ def import_plugin(path: str) -> Any:
 
 def make_plugin(path: str, members: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
     """Return the object that the imported function makes; raise ConfigError if it lacks one of the members."""
-    make, path = import_plugin(path), path.removeprefix("python:")
+    factory, path = import_plugin(path), path.removeprefix("python:")
     with _explained(path, "called", "name a class or function with the parameters that docs/extend.md says"):
-        made = make(*args, **kwargs)
-    if missing := ", ".join(name for name in members if not hasattr(made, name)):
-        what = f"python:{path} returns {type(made).__name__}, which lacks {missing}"
-        raise ConfigError(f"{what}; docs/extend.md says what has to be returned")
-    return made
+        instance = factory(*args, **kwargs)
+    if missing := ", ".join(name for name in members if not hasattr(instance, name)):
+        problem = f"python:{path} returns {type(instance).__name__}, which lacks {missing}"
+        raise ConfigError(f"{problem}; docs/extend.md says what has to be returned")
+    return instance
 
 
 def open_model(address: ModelAddress, config: object) -> Any:
@@ -47,7 +47,7 @@ def open_model(address: ModelAddress, config: object) -> Any:
 
 
 @contextmanager
-def _explained(path: str, done: str, advice: str) -> Iterator[None]:
+def _explained(path: str, action: str, advice: str) -> Iterator[None]:
     """Raise what code of others raises as ConfigError with its place, SystemExit too; `advice` if it did not begin."""
     try:
         yield
@@ -62,15 +62,15 @@ def _explained(path: str, done: str, advice: str) -> Iterator[None]:
         if isinstance(error, SyntaxError):
             lines = [(str(error.filename), error.lineno or 0)]
         if lines:  # the innermost line of the file where it began: deeper files are mostly libraries
-            file, line = [place for place in lines if place[0] == lines[0][0]][-1]
+            file, line = [position for position in lines if position[0] == lines[0][0]][-1]
             advice = f"its code fails at {file}:{line}; mend it there"
-        what = f"python:{path} cannot be {done}: {advice}"
-        raise ConfigError(what, quoting=f"{type(error).__name__}: {error}") from error
+        problem = f"python:{path} cannot be {action}: {advice}"
+        raise ConfigError(problem, quoting=f"{type(error).__name__}: {error}") from error
 
 
 @cache
-def trusted(model: str, asked: bool) -> bool:
+def trusted(model: str, is_allowed: bool) -> bool:
     """Return whether Python code that comes with a model may run; log it once for each model."""
-    if asked:
+    if is_allowed:
         structlog.get_logger().warning("Python code that comes with a model is run, as you asked", model=model)
-    return asked
+    return is_allowed

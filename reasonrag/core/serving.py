@@ -74,7 +74,9 @@ class ListenSettings(Section):
 def describe_problems(error: ValidationError) -> str:
     """Return the first problems of a request in one line; no value of the request is repeated."""
     problems = error.errors(include_input=False, include_url=False, include_context=False)
-    return one_line("; ".join(": ".join([*map(str, one["loc"]), one["msg"]]) for one in problems[:_SHOWN_PROBLEMS]))
+    return one_line(
+        "; ".join(": ".join([*map(str, problem["loc"]), problem["msg"]]) for problem in problems[:_SHOWN_PROBLEMS])
+    )
 
 
 class App:
@@ -105,10 +107,13 @@ class App:
                 await self.converse(scope, receive, send)
                 return
             response = await self.answer(scope, receive)
-            head = {b"content-type": response.media_type.encode(), b"content-length": b"%d" % len(response.body)}
-            if response.status == 503:
-                head[b"retry-after"] = b"1"
-            await send({"type": "http.response.start", "status": response.status, "headers": [*head.items()]})
+            headers_sent = {
+                b"content-type": response.media_type.encode(),
+                b"content-length": b"%d" % len(response.body),
+            }
+            if response.status == 503:  # full, draining or not ready: clients may ask again soon
+                headers_sent[b"retry-after"] = b"1"
+            await send({"type": "http.response.start", "status": response.status, "headers": [*headers_sent.items()]})
             await send({"type": "http.response.body", "body": response.body})
         except Refusal:
             await send({"type": "websocket.close"})  # before it is accepted: HTTP 403
@@ -139,8 +144,8 @@ class App:
 
     def check(self, scope: Scope) -> None:
         """Raise Refusal if the request comes through a foreign name or page."""
-        names = [name for name, _ in scope["headers"]]
-        if max(map(names.count, _SINGLE)) > 1:
+        header_names = [header_name for header_name, _ in scope["headers"]]
+        if max(map(header_names.count, _SINGLE)) > 1:
             raise Refusal(400, "two headers Host, Content-Length or Origin: send one")
         headers: dict[bytes, bytes] = dict(scope["headers"])
         # A web page may reach a loopback address through a host name that it controls (DNS rebinding).
@@ -163,14 +168,14 @@ class App:
     async def body(self, scope: Scope, receive: Receive) -> bytes:
         """Return the body of a request; raise Refusal if it is too large, or the client left or was cut off."""
         limit = self.settings.max_body_bytes
-        body, more = bytearray(), int(dict(scope["headers"]).get(b"content-length", 0)) <= limit
-        while more and len(body) <= limit:
+        body, has_more = bytearray(), int(dict(scope["headers"]).get(b"content-length", 0)) <= limit
+        while has_more and len(body) <= limit:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Refusal(400, "the client left before the end of the body")
             body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if not more and len(body) <= limit:
+            has_more = message.get("more_body", False)
+            if not has_more and len(body) <= limit:
                 return bytes(body)
         raise Refusal(413, f"the body is larger than {limit} bytes: send less in one request")
 
@@ -196,9 +201,9 @@ def run_app(app: App, *, about: str = "") -> int:
             try:
                 listener = socket.create_server(("127.0.0.1", port), backlog=2048)
             except OSError as error:
-                why = error.strerror or type(error).__name__
+                reason = error.strerror or type(error).__name__
                 raise ConfigError(
-                    f"127.0.0.1:{port} cannot be listened on ({why}); stop what listens there, or choose another port"
+                    f"127.0.0.1:{port} cannot be listened on ({reason}); end its other server, or choose another port"
                 ) from None
             # asyncio sets this only on sockets that it created; without it an answer waits 40 ms for an ACK.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -242,10 +247,10 @@ def make_server(app: App) -> Any:
         signals: list[int] = []  # noqa: RUF012 -- replaced in each server
 
         # Replaces uvicorn's handler, which kills the process with the same signal once it has drained.
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        def handle_exit(self, number: int, frame: FrameType | None) -> None:
             if self.signals:
-                os._exit(128 + sig)  # the search thread would keep the process alive
-            self.signals = [sig]
+                os._exit(128 + number)  # the search thread would keep the process alive
+            self.signals = [number]
             app.drain()
             self.should_exit = True
 

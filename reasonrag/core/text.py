@@ -117,20 +117,20 @@ def common_text(question: str) -> str:
     return " ".join(question.casefold().split())
 
 
-def common_length(a: Sequence[object], b: Sequence[object]) -> int:
+def common_length(first: Sequence[object], second: Sequence[object]) -> int:
     """Return how long the longest common beginning of two texts, or of two tuples, is.
 
     >>> common_length("Question: A?", "Question: B?"), common_length((1, 2), (1, 2, 3)), common_length("", "x")
     (10, 2, 0)
     """
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # halving compares slices, in C
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
+    shortest, longest = 0, min(len(first), len(second))
+    while shortest < longest:  # halving compares slices, in C
+        middle = (shortest + longest + 1) // 2
+        if first[shortest:middle] == second[shortest:middle]:
+            shortest = middle
         else:
-            high = middle - 1
-    return low
+            longest = middle - 1
+    return shortest
 
 
 def one_line(text: str) -> str:

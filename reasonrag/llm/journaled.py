@@ -68,34 +68,34 @@ class JournaledLLM:
         # A policy's seeds differ by question. A judge may be asked the same about two of them, and is asked once.
         question = caller.get().question if self.kind == "policy" else ""
         is_greedy = self.kind == "policy" and sampling.temperature == 0
-        keyed = replace(sampling, seed=None) if is_greedy else sampling
-        key = request_key(self.inner.name, self.kind, prompt, keyed)
+        keyed_sampling = replace(sampling, seed=None) if is_greedy else sampling
+        key = request_key(self.inner.name, self.kind, prompt, keyed_sampling)
         stored = self.journal.call(key, question)
         if stored is not None:
             self.replayed += 1
             return tuple(_decode(completion) for completion in stored)
         self.journal.admit()
         # A request keeps its slot until its reply is on disk: no more calls than slots are ever paid for and not kept.
-        kept: list[Request] = []
-        token = answered.set(kept)
+        answered_requests: list[Request] = []
+        token = answered.set(answered_requests)
         try:
             async with self._own(caller.get().priority):
                 reply = await self.inner.complete(prompt, sampling)
             return await self._store(key, question, reply)
         finally:
             answered.reset(token)
-            for request in kept:
+            for request in answered_requests:
                 request.slots.leave(request, None)
 
     async def _store(self, key: str, question: str, reply: tuple[Completion, ...]) -> tuple[Completion, ...]:
         """Store a reply and count it; return it as the journal will."""
         self.answered += 1
         completions = tuple(_as_stored(completion) for completion in reply)
-        prompt_tokens = _total([c.prompt_tokens for c in completions])
-        completion_tokens = _total([c.completion_tokens for c in completions])
+        prompt_tokens = _total([completion.prompt_tokens for completion in completions])
+        completion_tokens = _total([completion.completion_tokens for completion in completions])
         self.prompt_tokens += prompt_tokens or 0
         self.completion_tokens += completion_tokens or 0
-        cached_tokens = _total([c.cached_tokens for c in reply])
+        cached_tokens = _total([completion.cached_tokens for completion in reply])
         if cached_tokens is not None:
             self.cached_tokens += cached_tokens
             self.cached_of += prompt_tokens or 0
@@ -137,6 +137,7 @@ def _as_stored(completion: Completion) -> Completion:
     text = redact_data(completion.text, "a reply")
     ids, logprobs = completion.token_ids, completion.logprobs
     if text is not completion.text:
+        # The ids spell the secret.
         ids = logprobs = None
     if logprobs is not None:
         logprobs = tuple(array("f", logprobs))
@@ -154,10 +155,10 @@ def _encode(completion: Completion) -> dict[str, Any]:
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": completion.completion_tokens,
     }
-    known = {name: value for name, value in fields.items() if value is not None}
-    for name in _PACKED.keys() & known.keys():
-        known[name] = binascii.b2a_base64(array(_PACKED[name], known[name]), newline=False).decode()
-    return known
+    stored_fields = {name: value for name, value in fields.items() if value is not None}
+    for name in _PACKED.keys() & stored_fields.keys():
+        stored_fields[name] = binascii.b2a_base64(array(_PACKED[name], stored_fields[name]), newline=False).decode()
+    return stored_fields
 
 
 def _decode(stored: dict[str, Any]) -> Completion:
@@ -169,5 +170,5 @@ def _decode(stored: dict[str, Any]) -> Completion:
 
 def _total(counts: list[int | None]) -> int | None:
     """Return the sum of the known counts, or None if none is known."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    stored_fields = [count for count in counts if count is not None]
+    return sum(stored_fields) if stored_fields else None

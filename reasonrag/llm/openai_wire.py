@@ -84,28 +84,29 @@ class Wire:
 
         `encoded` is what `encode` makes of the prompt; None for the chat endpoint.
         """
-        body: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "model": self.model,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,
         }
         if sampling.n > 1:
-            body["n"] = sampling.n
+            parameters["n"] = sampling.n
         if sampling.seed is not None:
-            body["seed"] = sampling.seed
+            parameters["seed"] = sampling.seed
         if prompt.stop:
-            body["stop"] = list(prompt.stop)
+            parameters["stop"] = list(prompt.stop)
         if self.logprobs:
             # The number is that of alternatives; vLLM reports the sampled token even with 0.
-            body["logprobs"] = True if self.encode is None else 0 if self.vllm else 1
+            parameters["logprobs"] = True if self.encode is None else 0 if self.vllm else 1
         if self.vllm:
-            body |= _VLLM_EXTRAS
+            # Stop strings stay in the text, so that text and token ids end at the same place.
+            parameters |= _VLLM_EXTRAS
             if not prompt.stop:  # else, with functions offered, the text would hold the end token
-                del body["include_stop_str_in_output"]
+                del parameters["include_stop_str_in_output"]
         if "max_tokens" in dropped:  # OpenAI's reasoning models accept this name only
-            body["max_completion_tokens"] = sampling.max_tokens
-        return {key: value for key, value in body.items() if key not in dropped} | self._prompt(prompt, encoded)
+            parameters["max_completion_tokens"] = sampling.max_tokens
+        return {key: value for key, value in parameters.items() if key not in dropped} | self._prompt(prompt, encoded)
 
     def most_bytes(self, sent: int, sampling: Sampling) -> int:
         """Return how long a reply can be to a request of `sent` bytes: several times what its tokens take as JSON.
@@ -129,7 +130,7 @@ class Wire:
         chat["messages"].append({"role": "assistant", "content": valid_unicode(prompt.prefix)})
         return chat | {"continue_final_message": True, "add_generation_prompt": False}
 
-    def completions(self, raw: bytes, prompt: Prompt, sampling: Sampling, sent: object = None) -> list[Completion]:
+    def completions(self, payload: bytes, prompt: Prompt, sampling: Sampling, sent: object = None) -> list[Completion]:
         """Parse at most `n` completions from a reply; fewer if the server ignores `n`.
 
         The prompt's tokens are counted on the first completion. The tokens of a completion are counted by its ids, or,
@@ -141,10 +142,10 @@ class Wire:
         """
         reply: Any = None
         with contextlib.suppress(ValueError, RecursionError):
-            reply = json.loads(raw)
+            reply = json.loads(payload)
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or not choices:
-            raise BadReply(f"the reply is not JSON with choices: {readable(raw)!r}")
+            raise BadReply(f"the reply is not JSON with choices: {readable(payload)!r}")
         completions = []
         for choice in choices[: sampling.n]:
             if not isinstance(choice, dict):
@@ -161,26 +162,29 @@ class Wire:
         return _with_usage(completions, reply.get("usage"))
 
     def _completion(self, choice: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> Completion:
-        written = self._text(choice)
+        completion_tokens = self._text(choice)
         finish_reason = _FINISH.get(str(choice.get("finish_reason")), FinishReason.OTHER)
-        text = cut_at_stop(written, prompt.stop)
-        if text is not None and text != written:  # the server ignored the stop strings, and its ids continue
+        text = cut_at_stop(completion_tokens, prompt.stop)
+        if text is not None and text != completion_tokens:  # the server ignored the stop strings, and its ids continue
             return Completion(text, prompt_token_ids=self._ids(choice.get("prompt_token_ids")))
         if text is not None:
             finish_reason = FinishReason.STOP
         elif finish_reason is FinishReason.STOP and "stop_reason" in choice:
             # vLLM reports the stop string; None or a number is an end token.
-            written += choice["stop_reason"] if choice["stop_reason"] in prompt.stop else ""
+            completion_tokens += choice["stop_reason"] if choice["stop_reason"] in prompt.stop else ""
         elif finish_reason is FinishReason.STOP:
-            written = restore_stop(written, prompt.stop, prompt.prefix)
+            completion_tokens = restore_stop(completion_tokens, prompt.stop, prompt.prefix)
         token_ids, logprobs = self._ids(choice.get("token_ids")), None
         # Logprobs have to be those of the full vocabulary at the temperature. Processed ones are normalised over the
         # nucleus; others are from before the temperature is applied.
         if sampling.top_p >= 1.0 if self.processed_logprobs else sampling.temperature in (0.0, 1.0):
             logprobs = _logprobs(choice.get("logprobs")) if self.logprobs else None
+        # Some servers count the end token in one of the two only: then it is unknown which belongs to which.
         if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
             logprobs = None
-        return Completion(written, finish_reason, token_ids, logprobs, self._ids(choice.get("prompt_token_ids")))
+        return Completion(
+            completion_tokens, finish_reason, token_ids, logprobs, self._ids(choice.get("prompt_token_ids"))
+        )
 
     def _ids(self, value: object) -> tuple[int, ...] | None:
         if not isinstance(value, list) or not set(map(type, value)) <= {int}:
@@ -228,30 +232,32 @@ def messages_of(request: Mapping[str, Any]) -> tuple[Message, ...]:
 
 def _written_calls(calls: Any) -> str:
     """Return the calls that a server found in a reply as Hermes and Qwen write them, arguments as they are."""
-    texts = []
+    written_calls = []
     try:
         for function in (call["function"] for call in calls or ()):
-            given = function["arguments"].replace("</", r"<\/")  # the same in JSON, and no end of the call
-            texts.append(f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {given}}}\n</tool_call>')
+            arguments = function["arguments"].replace("</", r"<\/")  # the same in JSON, and no end of the call
+            written_calls.append(
+                f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n</tool_call>'
+            )
     except (LookupError, TypeError, AttributeError) as error:
         raise BadReply("a choice of the reply has calls that are not as OpenAI writes them") from error
-    return "\n".join(texts)
+    return "\n".join(written_calls)
 
 
-def listed_models(raw: bytes) -> dict[str, ServedModel]:
+def listed_models(payload: bytes) -> dict[str, ServedModel]:
     """Parse the reply of `GET /models`; return the models by name.
 
     Raises:
         BadReply: the reply is not a list of models.
     """
     try:
-        cards = {str(card["id"]): card for card in json.loads(raw)["data"]}
+        cards = {str(card["id"]): card for card in json.loads(payload)["data"]}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadReply(readable(raw)) from error
+        raise BadReply(readable(payload)) from error
     models = {}
     for name, card in cards.items():
-        base = cards.get(str(card.get("parent")), card)  # an adapter has the context of its base
-        context, is_vllm = _count(base.get("max_model_len")), card.get("owned_by") == "vllm"
+        base_card = cards.get(str(card.get("parent")), card)  # an adapter has the context of its base
+        context, is_vllm = _count(base_card.get("max_model_len")), card.get("owned_by") == "vllm"
         models[name] = ServedModel(name, str(card.get("root") or ""), is_vllm, context)
     return models
 
@@ -276,36 +282,44 @@ def _logprobs(value: object) -> tuple[float, ...] | None:
 def _with_usage(completions: list[Completion], usage: object) -> list[Completion]:
     totals = usage if isinstance(usage, dict) else {}
     details = totals.get("prompt_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    read, written = _count(totals.get("prompt_tokens")), _count(totals.get("completion_tokens"))
+    cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    prompt_tokens, completion_tokens = _count(totals.get("prompt_tokens")), _count(totals.get("completion_tokens"))
+    # Choices share what the server counts; the first ones get the tokens that cannot be divided.
     have_ids = all(completion.token_ids is not None for completion in completions)
     counted = []
     for following, completion in zip(range(len(completions))[::-1], completions, strict=True):
-        own = None if written is None else (written + following) // len(completions)
+        written_here = None if completion_tokens is None else (completion_tokens + following) // len(completions)
         if have_ids:
-            own = len(completion.token_ids or ())
-        counted.append(replace(completion, prompt_tokens=read, completion_tokens=own, cached_tokens=cached))
-        read, cached = read and 0, cached and 0  # the prompt is counted on the first completion
+            written_here = len(completion.token_ids or ())
+        counted.append(
+            replace(
+                completion, prompt_tokens=prompt_tokens, completion_tokens=written_here, cached_tokens=cached_tokens
+            )
+        )
+        prompt_tokens, cached_tokens = (
+            prompt_tokens and 0,
+            cached_tokens and 0,
+        )  # the prompt is counted on the first completion
     return counted
 
 
-def rejected_parameter(raw: bytes, body: Mapping[str, Any]) -> str | None:
+def rejected_parameter(payload: bytes, parameters: Mapping[str, Any]) -> str | None:
     """Return the optional parameter of `body` that a strict server does not know, or None."""
-    message = raw.decode("utf-8", "replace")
+    message = payload.decode("utf-8", "replace")
     if not _UNSUPPORTED.search(message):
         return None
     for key in _DROPPABLE:
-        if key in body and re.search(rf"(?:['\"`]|\w: |Got ){key}(?!\w)", message):
+        if key in parameters and re.search(rf"(?:['\"`]|\w: |Got ){key}(?!\w)", message):
             return key
     return None
 
 
-def readable(raw: bytes, secret: str | None = None, *, limit: int = 200) -> str:
+def readable(payload: bytes, secret: str | None = None, *, limit: int = 200) -> str:
     """Return the message in an error body (OpenAI's `error.message`, FastAPI's `detail`) as an `excerpt`.
 
     `secret` is masked.
     """
-    text = raw[:MOST_QUOTED].decode("utf-8", "replace")
+    text = payload[:MOST_QUOTED].decode("utf-8", "replace")
     with contextlib.suppress(ValueError, RecursionError):
         message = json.loads(text)
         while isinstance(message, dict) and any(map(message.get, _MESSAGES)):

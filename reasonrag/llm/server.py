@@ -137,13 +137,14 @@ class ServerLLM:
         Raises:
             LLMError: with cause `refused`, `context_overflow`, `http_429`, `unreachable`, `timeout` or `bad_reply`.
         """
+        # Encoded once: all samples of a prompt share it.
         encoded = await self._encoded(prompt)
         completions: list[Completion] = []
         if sampling.n == 1 or "n" not in self.dropped:
             completions = await self._request(prompt, encoded, sampling)
             if len(completions) == sampling.n:
                 return tuple(completions)
-            self._drop("n")
+            self._drop("n")  # the server has answered with fewer choices
         missing = [sampling.single(index) for index in range(len(completions), sampling.n)]
         replies = await asyncio.gather(*(self._request(prompt, encoded, single) for single in missing))
         return (*completions, *(reply[0] for reply in replies))
@@ -189,18 +190,19 @@ class ServerLLM:
     async def _list(self, url: str) -> tuple[int, bytes]:
         """Ask for the list of models; return status and body."""
         try:
-            reply, raw = await exchange(
+            reply, payload = await exchange(
                 self._session(), "GET", f"{url}/models", _CHECK_TIMEOUT_S, _MOST_OF_LISTS, "unreachable"
             )
         except Unavailable as error:
-            what = f"no server answers at {url} ({error}); is it running, and is this its address?"
-            raise LLMError(what, cause="unreachable") from error
-        return reply.status, raw
+            problem = f"no server answers at {url} ({error}); is it running, and is this its address?"
+            raise LLMError(problem, cause="unreachable") from error
+        return reply.status, payload
 
     async def _served(self, url: str) -> ServedModel | None:
         """Return the entry of the model in the server's list; None if it has no list."""
-        status, raw = await self._list(url)
+        status, payload = await self._list(url)
         if status in _NO_ROUTE:
+            # Most often, the version is missing, or the path of an endpoint was copied too.
             usual = re.sub(r"(/v1)?(/chat)?(/completions)?$", "", url) + "/v1"
             if usual != url and (await self._list(usual))[0] == 200:
                 raise ConfigError(f"{url} is not the address of its API, which is at {usual}; give that one")
@@ -208,17 +210,17 @@ class ServerLLM:
                 return None
             raise ConfigError(f"{url} does not list what it serves: {NAME_IT}")
         if status != 200:
-            message = f"{url}/models: HTTP {status}: {self._shown(raw, status)}"
+            message = f"{url}/models: HTTP {status}: {self._shown(payload, status)}"
             if status in AWAY:
                 raise LLMError(message, cause="unreachable")
             if status in (401, 403):
                 raise LLMError(message, cause="refused")
             raise ConfigError(message)
         try:
-            models = listed_models(raw)
+            models = listed_models(payload)
         except BadReply:
-            what = f"{url}/models is not a list of models; an address ends in the version, usually /v1"
-            raise ConfigError(what) from None
+            problem = f"{url}/models is not a list of models; an address ends in the version, usually /v1"
+            raise ConfigError(problem) from None
         if not self._wire.model and len(models) == 1:
             self._wire = replace(self._wire, model=next(iter(models)))
         if self._wire.model in models:
@@ -263,27 +265,28 @@ class ServerLLM:
         self, prompt: Prompt, encoded: Encoded, sampling: Sampling, request: Request, url: str, left_s: float
     ) -> list[Completion]:
         """Send a request once, and again at once for each parameter that the server turns out not to know."""
-        body = self._wire.body(prompt, encoded, sampling, self.dropped)
-        sent = json.dumps(body).encode()
-        limits = left_s, self._wire.most_bytes(len(sent), sampling), "unreachable"
-        reply, raw = await exchange(self._session(), "POST", url + self._wire.route, *limits, data=sent)
+        parameters = self._wire.body(prompt, encoded, sampling, self.dropped)
+        request_body = json.dumps(parameters).encode()
+        limits = left_s, self._wire.most_bytes(len(request_body), sampling), "unreachable"
+        reply, payload = await exchange(self._session(), "POST", url + self._wire.route, *limits, data=request_body)
         status = reply.status
         if status == 200:
             try:
-                completions = self._wire.completions(raw, prompt, sampling, body.get("prompt"))
+                completions = self._wire.completions(payload, prompt, sampling, parameters.get("prompt"))
             except BadReply as error:
                 raise Unavailable(self._shown(str(error).encode()), cause="bad_reply") from error
             request.tokens = sum(completion.completion_tokens or 1 for completion in completions)
             return completions
-        message = f"HTTP {status}: {self._shown(raw, status)}"
+        message = f"HTTP {status}: {self._shown(payload, status)}"
         # 409: hosted servers that are loading the model; the quota is OpenAI's `type` of each limit of money.
-        if status == 409 or (is_transient(status) and b'"insufficient_quota"' not in raw):
+        if status == 409 or (is_transient(status) and b'"insufficient_quota"' not in payload):
             retry_after_s = parse_retry_after(reply.headers.get("Retry-After"))
             cause = "http_429" if status == 429 else "unreachable"
             raise Unavailable(message, cause=cause, status=status, retry_after_s=retry_after_s)
-        if status in (400, 413, 422) and overflows_context(raw.decode("utf-8", "replace")):
+        # Before refused parameters: such a message may name max_tokens.
+        if status in (400, 413, 422) and overflows_context(payload.decode("utf-8", "replace")):
             raise LLMError(f"{self.name}: {message}", cause="context_overflow")
-        if status in (400, 422) and (parameter := rejected_parameter(raw, body)):
+        if status in (400, 422) and (parameter := rejected_parameter(payload, parameters)):
             self._drop(parameter)
             # This ends: a dropped parameter is not sent again.
             return await self._send(prompt, encoded, sampling, request, url, left_s)
@@ -294,8 +297,8 @@ class ServerLLM:
             self.dropped.add(parameter)
             log.warning("the server refuses a parameter; later requests omit it", llm=self.name, parameter=parameter)
 
-    def _shown(self, raw: bytes, status: int = 200) -> str:
-        return readable(raw, self._key) + about_key(status, bool(self._key), self._key_env)
+    def _shown(self, payload: bytes, status: int = 200) -> str:
+        return readable(payload, self._key) + about_key(status, bool(self._key), self._key_env)
 
 
 def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:

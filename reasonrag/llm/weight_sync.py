@@ -130,7 +130,7 @@ class VLLMServerSync:
             self._transport.close()
 
     def _push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        began = time.monotonic()
+        started_at = time.monotonic()
         if not self._connected:
             self._transport.connect()
             self._connected = True
@@ -144,12 +144,13 @@ class VLLMServerSync:
                     self._call("/resume")
                 state = f"it still has the weights of push {self.version}"
             raise _failed(f"{self._root} cannot be paused: {error}; {state}") from error
+        # From here on the server may hold a part of the new weights.
         self.version = None
         try:
             self._transport.send(named_tensors)
             # Without the flag, vLLM before 0.26 kept the cache silently while any request held a block of it.
-            raw = self._call("/reset_prefix_cache?reset_running_requests=true")
-            if raw.strip() and json.loads(raw).get("success", True) is not True:
+            payload = self._call("/reset_prefix_cache?reset_running_requests=true")
+            if payload.strip() and json.loads(payload).get("success", True) is not True:
                 raise _failed("the prefix cache was not reset")
         except Exception as error:
             raise _failed(
@@ -157,7 +158,9 @@ class VLLMServerSync:
                 "part of them, so it stays paused; push again, or restart it"
             ) from error
         self._call("/resume")
-        log.info("weights pushed", server=self._root, push=self._pushed + 1, seconds=round(time.monotonic() - began, 2))
+        log.info(
+            "weights pushed", server=self._root, push=self._pushed + 1, seconds=round(time.monotonic() - started_at, 2)
+        )
 
     def _call(self, path: str, timeout_s: float = _TIMEOUT_S) -> bytes:
         """POST with retries after transient failures; raise LLMError, or ConfigError without that endpoint."""
@@ -168,9 +171,9 @@ class VLLMServerSync:
         try:
             for attempt in retries:
                 with attempt:
-                    status, raw = _post(self._root + path, timeout_s)
+                    status, payload = _post(self._root + path, timeout_s)
                     if status >= 500:
-                        raise OSError(f"HTTP {status}: {readable(raw)}")
+                        raise OSError(f"HTTP {status}: {readable(payload)}")
         except passing as error:
             raise _failed(f"{path}: {reason(error)}") from error
         if status == 404:
@@ -179,8 +182,8 @@ class VLLMServerSync:
                 'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "nccl"}\''
             )
         if status != 200:
-            raise _failed(f"{path}: HTTP {status}: {readable(raw)}")
-        return raw
+            raise _failed(f"{path}: HTTP {status}: {readable(payload)}")
+        return payload
 
 
 def _post(url: str, timeout_s: float) -> tuple[int, bytes]:
@@ -257,13 +260,13 @@ def send_chunks(client: Any, named_tensors: Iterable[tuple[str, Tensor]], chunk_
 
 def _chunks(named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
     chunk: list[tuple[str, Tensor]] = []
-    size = 0
+    chunk_size = 0
     for name, tensor in named_tensors:
-        if chunk and size + tensor.nbytes > chunk_bytes:
+        if chunk and chunk_size + tensor.nbytes > chunk_bytes:
             yield chunk
-            chunk, size = [], 0
+            chunk, chunk_size = [], 0
         chunk.append((name, tensor.contiguous()))
-        size += tensor.nbytes
+        chunk_size += tensor.nbytes
     if chunk:
         yield chunk
 
@@ -290,7 +293,7 @@ def merged_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
             adapters.discard(id(parameter))
             if not layer.merged:
                 owners.setdefault(id(parameter), []).append(layer)
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters():  # tied weights come once
         if id(parameter) in adapters or name.startswith(hidden):
             continue
         if "_flat_param" in name or hasattr(parameter, "ds_id") or not parameter.is_floating_point():
