@@ -88,18 +88,6 @@ def test_the_first_page_tells_the_figures_with_their_intervals(evaluation):
     assert "Questions set aside, by cause" in text
 
 
-def test_only_a_difference_that_is_certain_is_bold(tmp_path):
-    folder = write_evaluation(tmp_path / "eval", 12, ("base", "same"), text=plain)
-    figures = json.loads((folder / "metrics.json").read_text())
-    for row in figures["differences"]:
-        row |= {"mean": 0.5, "low": 0.25, "high": 0.75, "p_adjusted": 0.06 if row["metric"] == "f1" else 0.04}
-        row |= {"n": 9} if row["metric"] == "acc" else {}
-    (folder / "metrics.json").write_text(json.dumps(figures))
-    page = Page(write_report(folder))
-    certain = [metric for metric in figures["differences"] if metric["metric"] not in ("f1", "acc")]
-    assert len(page.all("strong")) == len(certain)
-
-
 def test_one_policy_alone_has_pages_too(tmp_path):
     report = write_report(write_evaluation(tmp_path / "eval", 2, ("base",), text=plain)).parent
     assert not Page(report / "index.html").all("select", id="left")

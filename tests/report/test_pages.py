@@ -11,7 +11,6 @@ from reasonrag.report import write_report
 from reasonrag.report.run_pages import merged
 from reasonrag.report.trees import QuestionTree
 from tests.e2e import product
-from tests.e2e.world import World
 from tests.report.finished import write_evaluation, write_pair_training, write_training
 from tests.report.hostile import HOSTILE, rows, write_run
 from tests.report.reading_pages import Page, listed
@@ -39,27 +38,20 @@ def hostile(request, reports):
     return reports[request.param]
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    """The run of a real policy, and its report."""
-    world = World.write(tmp_path_factory.mktemp("world"))
-    run = tmp_path_factory.mktemp("real") / "run"
-    product.build(*world.flags, "--policy", "extractive", "--iterations", "12", "--seed", "7", "--out", run)
-    return run, write_report(run).parent
-
-
 def pages(report):
     return [Page(path) for path in sorted(report.rglob("*.html"))]
 
 
-def test_every_question_has_a_page_with_every_node(real):
-    run, report = real
-    expected = Counter(f"{row['dataset']} {row['question_id']}" for row in product.tree_rows(run))
-    found = listed(report)
-    assert {row[2]: row[4] for row in found} == expected
-    for place, _, name, *_ in found:
-        nodes = Page(report / "questions" / f"{place:05d}.html").details["nodes"]
-        assert [node["node_id"] for node in nodes] == list(range(expected[name]))
+def test_every_question_has_a_page_with_every_node_and_every_pair(run, tmp_path):
+    report = write_report(run, tmp_path).parent
+    nodes = Counter(row["question_id"] for row in product.tree_rows(run))
+    pairs = Counter((p["question_id"], p["chosen_node_id"], p["rejected_node_id"]) for p in product.pair_rows(run))
+    shown = Counter()
+    for place, _, name, _, count, *_ in listed(report):
+        question, details = name.split()[1], Page(report / "questions" / f"{place:05d}.html").details
+        assert [node["node_id"] for node in details["nodes"]] == list(range(count)) == list(range(nodes.pop(question)))
+        shown.update((question, pair["chosen_node_id"], pair["rejected_node_id"]) for pair in details["pairs"])
+    assert (shown, nodes) == (pairs, {})
 
 
 def test_a_large_run_has_pages_of_a_sample_and_of_the_questions_that_are_named(tmp_path):
@@ -73,17 +65,6 @@ def test_a_large_run_has_pages_of_a_sample_and_of_the_questions_that_are_named(t
     assert "One question in 3" in page.text and f"nodes: {summary['trees']['nodes']:,}" in page.text
     with pytest.raises(DataError, match="nearest ids"):
         write_report(tmp_path, questions=["q1001"])
-
-
-def test_every_pair_is_in_its_question(real):
-    run, report = real
-    pairs = product.pair_rows(run)
-    expected = Counter((p["question_id"], p["chosen_node_id"], p["rejected_node_id"]) for p in pairs)
-    found = Counter()
-    for row in listed(report):
-        of_question = Page(report / "questions" / f"{row[0]:05d}.html").details["pairs"]
-        found.update((row[2].split()[1], pair["chosen_node_id"], pair["rejected_node_id"]) for pair in of_question)
-    assert found == expected
 
 
 def test_foreign_text_opens_no_element_and_runs_nothing(hostile):
