@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +14,10 @@ import pytest
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
+from reasonrag.commands import inspect
 from reasonrag.core.errors import RunError
 from reasonrag.publish.verify import verify
 from reasonrag.storage.tables import pair_schema, tree_schema
-from tests.e2e import product
 from tests.faults.matrix import Figure
 from tests.publish.toys import edit_json, recount, write_policy, write_run
 
@@ -153,21 +154,22 @@ def test_pairs_in_the_columns_of_trl_are_checked_as_they_are_trained_on(tmp_path
     before="ok, with a flipped bit in a weight",
 )
 def test_the_command_prints_a_line_for_each_check_or_problem_and_exits_with_1_if_there_is_any(
-    run: Path, tmp_path: Path, figure: Figure
+    run: Path, tmp_path: Path, figure: Figure, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def printed(*paths: Path, as_json: bool = False) -> tuple[Any, str]:
+        with pytest.raises(SystemExit) as ended:
+            inspect.verify.callback(paths, as_json)  # type: ignore[misc]
+        return ended.value.code, capsys.readouterr().out
+
     other, model = write_run(tmp_path / "other"), write_policy(tmp_path / "policy") / "model.safetensors"
-    done = product.run("verify", run, other, model)
-    (unchecked,) = [line for line in done.stdout.splitlines() if not line.startswith("ok: ")]
+    code, text = printed(run, other, model)
+    (unchecked,) = [line for line in text.splitlines() if not line.startswith("ok: ")]
     figure(unchecked.replace(str(model), "MODEL"))
     assert unchecked == f"not checked: {model}: files that have a checksum in training.json: 0"
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"ok: {other}: nodes: 7\n" in done.stdout and "problem" not in done.stdout
+    assert code == 0 and f"ok: {other}: nodes: 7\n" in text
     WRONG["trees.nodes is 99"](other)
-    done = product.run("verify", run, other)
+    code, text = printed(run, other)
     problem = "run.json says that trees.nodes is 99, and the tables hold 7; write them again with the same build-tree"
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == f"problem: {other}: {problem} command"
-    printed = json.loads(product.run("verify", run, other, "--json").stdout)
-    assert [sum(len(check["problems"]) for check in checks.values()) for checks in printed.values()] == [0, 1]
-    done = product.run("verify", run, tmp_path / "nothing")
-    assert done.returncode == 2 and "does not exist: give a run" in done.stderr
+    assert (code, text.splitlines()[-1]) == (1, f"problem: {other}: {problem} command")
+    read = json.loads(printed(run, other, as_json=True)[1])
+    assert [sum(len(check["problems"]) for check in checks.values()) for checks in read.values()] == [0, 1]
