@@ -43,7 +43,7 @@ from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
 from reasonrag.llm.chat_template import chat_with_tools
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.task import Task, batched_retrievers, open_task, open_task_reward
-from reasonrag.pipeline.parts import sampling
+from reasonrag.pipeline.parts import open_engine
 from reasonrag.rewards import Reward
 from reasonrag.rollout import Engine, derive_seed
 
@@ -128,7 +128,7 @@ class CurrentPolicy:
         return completions
 
     async def aclose(self) -> None:
-        """Do nothing: whoever sets a policy closes it."""
+        """Do nothing: a policy is closed where it was set."""
 
 
 class Session:
@@ -138,12 +138,12 @@ class Session:
         self._engine, self._reward, self._choose = engine, reward, choose
         self._episode: asyncio.Task[None] | None = None
         self._one_prompt = asyncio.Lock()  # a reward may ask several questions at once
-        self._begin(None, "")
+        self._begin(Reset(), "")
 
-    def _begin(self, episode_id: str | None, question_id: str) -> None:
-        self._state: dict[str, Any] = {"episode_id": episode_id, "step_count": 0, "question_id": question_id}
+    def _begin(self, reset: Reset, question_id: str) -> None:
+        self._state: dict[str, Any] = {"episode_id": reset.episode_id, "step_count": 0, "question_id": question_id}
         self._replies: asyncio.Queue[Reply] = asyncio.Queue()
-        self._awaited: tuple[Prompt, asyncio.Future[Completion]] | None = None
+        self._open: tuple[Prompt, asyncio.Future[Completion]] | None = None  # the prompt that waits for the client
         self._written = ""  # the open turn, up to what the client wrote last
         self._scoring = False
 
@@ -161,37 +161,35 @@ class Session:
                 case "close":
                     return None
         except ValidationError as error:
-            return _failed(describe_problems(error), "VALIDATION_ERROR")
+            return _failure(describe_problems(error), "VALIDATION_ERROR")
         except Refusal as refusal:
-            return _failed(str(refusal))
+            return _failure(str(refusal))
         return await self._replies.get()
 
-    async def _reset(self, asked: Reset) -> None:
-        question = self._choose(asked)
+    async def _reset(self, reset: Reset) -> None:
+        question = self._choose(reset)
         await self.drop()
-        self._begin(asked.episode_id, question.id)
+        self._begin(reset, question.id)
         CurrentPolicy.current.set(self)
-        self._episode = asyncio.create_task(self._play(question, asked))
+        self._episode = asyncio.create_task(self._play(question, reset))
 
     def _step(self, action: Action) -> None:
-        if self._awaited is None:
+        if self._open is None:
             raise Refusal(409, "no prompt is open: begin an episode with reset")
-        (prompt, awaited), self._awaited = self._awaited, None
+        (prompt, waiting), self._open = self._open, None
         completion = completed(action, prompt)
         self._written = prompt.prefix + completion.text
         self._state["step_count"] += 1
-        awaited.set_result(completion)
+        waiting.set_result(completion)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Show the client a prompt `n` times, and return its replies."""
-        return tuple([await self._ask(prompt, sampling) for _ in range(sampling.n)])
-
-    async def _ask(self, prompt: Prompt, sampling: Sampling) -> Completion:
-        async with self._one_prompt:
-            awaited: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-            self._awaited = prompt, awaited
-            self._observe(
-                Observation(
+        completions = []
+        for _ in range(sampling.n):
+            async with self._one_prompt:
+                waiting: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+                self._open = prompt, waiting
+                observation = Observation(
                     question_id=self._state["question_id"],
                     **chat_with_tools(prompt.messages, as_sent=True),
                     prefix=prompt.prefix,
@@ -202,19 +200,20 @@ class Session:
                     max_tokens=sampling.max_tokens,
                     trained=not self._scoring,
                 )
-            )
-            return await awaited
+                self._observe(observation, None, done=False)
+                completions.append(await waiting)
+        return tuple(completions)
 
-    async def _play(self, question: Question, asked: Reset) -> None:
+    async def _play(self, question: Question, reset: Reset) -> None:
         try:
-            (trajectory,) = await self._engine.run([Trajectory(question)], seeds=[asked.seed or 0])
+            (trajectory,) = await self._engine.run([Trajectory(question)], seeds=[reset.seed or 0])
             self._scoring = True
-            (score,) = await self._reward.score([trajectory], step=asked.step)
+            (score,) = await self._reward.score([trajectory], step=reset.step)
         except ReasonRAGError as error:
-            self._replies.put_nowait(_failed(str(error)))
+            self._replies.put_nowait(_failure(str(error)))
         except Exception as error:
             log.warning("an episode failed", error=excerpt(f"{type(error).__name__}: {error}"))
-            self._replies.put_nowait(_failed(f"internal error ({type(error).__name__})"))
+            self._replies.put_nowait(_failure(f"internal error ({type(error).__name__})"))
         else:
             end = Observation(
                 question_id=question.id,
@@ -225,7 +224,7 @@ class Session:
             )
             self._observe(end, score.value, done=True)
 
-    def _observe(self, observation: Observation, reward: float | None = None, *, done: bool = False) -> None:
+    def _observe(self, observation: Observation, reward: float | None, *, done: bool) -> None:
         data = {"observation": observation.model_dump(), "reward": reward, "done": done}
         self._replies.put_nowait({"type": "observation", "data": data})
 
@@ -247,12 +246,12 @@ def completed(action: Action, prompt: Prompt) -> Completion:
     return Completion(text or restore_stop(written, prompt.stop, prompt.prefix), token_ids=ids)
 
 
-def _failed(message: str, code: str = "EXECUTION_ERROR") -> Reply:
+def _failure(message: str, code: str = "EXECUTION_ERROR") -> Reply:
     return {"type": "error", "data": {"message": message, "code": code}}
 
 
 class EnvironmentApp(App):
-    """Sessions at `/ws`, and beside them what OpenEnv's tools ask and the list of questions."""
+    """Sessions at `/ws`, and the pages that OpenEnv's tools ask for, with the list of questions."""
 
     def __init__(
         self,
@@ -267,14 +266,17 @@ class EnvironmentApp(App):
         self._engine, self._reward, self._questions, self._limits = engine, reward, questions, settings
         self._close = close
         self._sessions = self._turn = 0
-        self._named: dict[tuple[str | None, str], Question] = {(None, q.id): q for q in questions}
-        self._named |= {(q.dataset, q.id): q for q in questions}
-        self._worded = {q.question: q for q in questions}
+        self._known: dict[object, Question] = {}  # by its text, by its id, and by data set and id
+        listed = []
+        for question in questions:
+            self._known[question.question] = self._known[None, question.id] = question
+            self._known[question.dataset, question.id] = question
+            listed.append({"dataset": question.dataset, "question_id": question.id, "question": question.question})
         texts: dict[str, Any] = {
             "/health": {"status": "healthy"},
             "/metadata": {"name": "reasonrag", "description": f"agentic RAG in the format {engine.format.name}"},
             "/schema": {"action": Action.model_json_schema(), "observation": Observation.model_json_schema()},
-            "/questions": [{"dataset": q.dataset, "question_id": q.id, "question": q.question} for q in questions],
+            "/questions": listed,
         }
         self.routes = {path: ("GET", _constant(value)) for path, value in texts.items()}
 
@@ -286,52 +288,50 @@ class EnvironmentApp(App):
         """Serve one client until it leaves, closes, or is silent for too long."""
         if scope["path"] != "/ws":
             raise Refusal(404, "sessions are at /ws")
-
-        async def reply(value: Reply) -> None:
-            await send({"type": "websocket.send", "text": json.dumps(value, allow_nan=False)})
-
         await receive()
         await send({"type": "websocket.accept"})
         session = Session(self._engine, self._reward, self._choose)
         self._sessions += 1
+        answer: Reply | None = None
+        if self._sessions > self._limits.max_sessions:
+            answer = _failure(f"{self._limits.max_sessions} sessions are open (--max-sessions)", "CAPACITY_REACHED")
+        is_open = answer is None
         try:
-            is_full = self._sessions > self._limits.max_sessions
-            if is_full:
-                most = f"{self._limits.max_sessions} sessions are open (--max-sessions)"
-                await reply(_failed(most, "CAPACITY_REACHED"))
-            while not is_full:
+            while is_open:
                 async with asyncio.timeout(self._limits.idle_s):
                     message = await receive()
                 if message["type"] == "websocket.disconnect":
                     return
                 answer = await session.answer(message.get("text") or message.get("bytes") or "")
-                if answer is None:
-                    break
-                await reply(answer)
+                is_open = answer is not None
+                if answer is not None:
+                    await _send(send, answer)
         except TimeoutError:
-            await reply(_failed(f"no message for {self._limits.idle_s:g} s (--idle-timeout)", "SESSION_ERROR"))
+            answer = _failure(f"no message for {self._limits.idle_s:g} s (--idle-timeout)", "SESSION_ERROR")
         finally:
             self._sessions -= 1
             await session.drop()
+        if answer is not None:
+            await _send(send, answer)
         await send({"type": "websocket.close"})
 
-    def _choose(self, asked: Reset) -> Question:
+    def _choose(self, reset: Reset) -> Question:
         """Return the question that a client asks for; raise Refusal if it does not exist."""
-        found: Question | None = None
-        if asked.question is not None and asked.golden_answers is not None:
-            own = asked.question_id or asked.question
-            return Question(own, asked.question, tuple(asked.golden_answers), asked.dataset or "")
-        if asked.question_id is not None:
-            found = self._named.get((asked.dataset, asked.question_id))
-        elif asked.question is not None:
-            found = self._worded.get(asked.question)
-        else:
-            turn, self._turn = self._turn, self._turn + (asked.seed is None)
-            found = self._questions[(turn if asked.seed is None else derive_seed(asked.seed)) % len(self._questions)]
-        if found is None:
-            which = f"none of the {len(self._questions)} questions, which GET /questions lists"
-            raise Refusal(404, f"it is {which}; one of yours comes with golden_answers")
-        return found
+        if reset.question is not None and reset.golden_answers is not None:
+            question_id = reset.question_id or reset.question
+            return Question(question_id, reset.question, tuple(reset.golden_answers), reset.dataset or "")
+        if reset.question_id is None and reset.question is None:
+            turn, self._turn = self._turn, self._turn + (reset.seed is None)
+            return self._questions[(turn if reset.seed is None else derive_seed(reset.seed)) % len(self._questions)]
+        key: object = reset.question if reset.question_id is None else (reset.dataset, reset.question_id)
+        if key not in self._known:
+            message = "unknown question: GET /questions lists those that are served; one of yours comes with "
+            raise Refusal(404, f"{message}golden_answers")
+        return self._known[key]
+
+
+async def _send(send: Send, reply: Reply) -> None:
+    await send({"type": "websocket.send", "text": json.dumps(reply, allow_nan=False)})
 
 
 def _constant(value: Any) -> Endpoint:
@@ -348,16 +348,8 @@ def open_environment(settings: RLSettings, journal: Path, opened: AsyncExitStack
     task, policy = open_task(settings), CurrentPolicy()
     opened.push_async_callback(task.aclose)
     reward, _ = open_task_reward(settings, task, policy, journal, opened)
-    config, retriever = task.config, batched_retrievers(task)[0]
-    engine = Engine(
-        policy,
-        retriever,
-        task.format,
-        max_steps=config.format.max_steps,
-        max_searches=config.format.max_searches,
-        top_k=config.retrieval.top_k,
-        sampling=sampling(config.policy),
-    )
+    engine = open_engine(task.config, policy, batched_retrievers(task)[0], task.format)
+    engine.first_steps = None  # a client that writes nothing readable does not end the others' episodes
     return task, engine, reward
 
 
