@@ -138,10 +138,10 @@ class Session:
         self._engine, self._reward, self._choose = engine, reward, choose
         self._episode: asyncio.Task[None] | None = None
         self._one_prompt = asyncio.Lock()  # a reward may ask several questions at once
-        self._begin(Reset(), "")
+        self._begin(None, "")
 
-    def _begin(self, reset: Reset, question_id: str) -> None:
-        self._state: dict[str, Any] = {"episode_id": reset.episode_id, "step_count": 0, "question_id": question_id}
+    def _begin(self, episode_id: str | None, question_id: str) -> None:
+        self._state: dict[str, Any] = {"episode_id": episode_id, "step_count": 0, "question_id": question_id}
         self._replies: asyncio.Queue[Reply] = asyncio.Queue()
         self._open: tuple[Prompt, asyncio.Future[Completion]] | None = None  # the prompt that waits for the client
         self._written = ""  # the open turn, up to what the client wrote last
@@ -169,7 +169,7 @@ class Session:
     async def _reset(self, reset: Reset) -> None:
         question = self._choose(reset)
         await self.drop()
-        self._begin(reset, question.id)
+        self._begin(reset.episode_id, question.id)
         CurrentPolicy.current.set(self)
         self._episode = asyncio.create_task(self._play(question, reset))
 

@@ -66,24 +66,6 @@ class Validation:
     best: float | None = None
     best_step: int | None = None
 
-    @classmethod
-    def of(
-        cls,
-        questions: Sequence[Question],
-        engine: Engine,
-        reward: Reward,
-        *,
-        retriever: Retriever,
-        temperature: float,
-        metric: str,
-        seed: int,
-    ) -> Validation | None:
-        """Return the validation of an engine's policy, sampled as in evaluation; None without questions."""
-        held_out_engine = copy.copy(engine)
-        held_out_engine.retriever = retriever
-        held_out_engine.sampling = Sampling(temperature=temperature, max_tokens=engine.sampling.max_tokens)
-        return cls(questions, held_out_engine, reward, metric, seed) if questions else None
-
     async def run(self, step: int, *, process: int = 0, processes: int = 1) -> list[Metrics]:
         """Return the metrics of each question of this process's share, with the reward if it is the metric.
 
@@ -124,6 +106,14 @@ class Validation:
         else:
             self.best = self.best_step = None
             log.warning("validation has changed, so the search for the best policy restarts")
+
+
+def validation_engine(engine: Engine, retriever: Retriever, *, temperature: float) -> Engine:
+    """Return an engine with the same policy and another retriever, sampling as in evaluation."""
+    held_out_engine = copy.copy(engine)
+    held_out_engine.retriever = retriever
+    held_out_engine.sampling = Sampling(temperature=temperature, max_tokens=engine.sampling.max_tokens)
+    return held_out_engine
 
 
 def mean_metrics(rows: Sequence[Metrics]) -> dict[str, float]:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import fmean, stdev
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from reasonrag.core.types import FinishReason, Prompt, Question, Span, Step, Trajectory
+from reasonrag.core.types import FinishReason, Question, Span, Step, Trajectory
+from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.rewards.base import NO_REWARD, Score
 
 Baseline = Literal["group", "others"]
@@ -24,18 +26,6 @@ Credit = Literal["trajectory", "step"]
 
 # A column of the rollouts, one value per trajectory, which TRL passes on to its reward function `episode_reward`.
 REWARD = "episode_reward"
-
-
-class Encoding(Protocol):
-    """The tokenizer's side of a prompt (`llm.chat_template.ChatTemplate`)."""
-
-    def chat_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the ids of the chat, up to the start of the policy's turn."""
-        ...
-
-    def span_ids(self, span: Span) -> tuple[int, ...]:
-        """Return the ids of a piece of the open turn."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +57,12 @@ class Transcript:
         return replace(self, completion_ids=completion_ids, mask=mask, logprobs=logprobs)
 
 
-def transcripts(trajectory: Trajectory, encoding: Encoding) -> tuple[Transcript, ...]:
+def transcripts(trajectory: Trajectory, chat: ChatTemplate) -> tuple[Transcript, ...]:
     """Return the tokens of a trajectory: one transcript for each run of steps whose prompts extend each other.
 
     Each sampled token stands in exactly one row, after exactly the tokens that the policy read. Rows without sampled
-    tokens are left out. Raise ValueError without steps, or if a backend did not report token ids.
+    tokens are left out. Raise ValueError if a backend did not report token ids.
     """
-    if not trajectory.steps:
-        raise ValueError("a trajectory without steps has no tokens")
     runs: list[list[Step]] = []
     open_turn: tuple[Span, ...] = ()  # up to the end of the last step
     for step in trajectory.steps:
@@ -83,54 +71,47 @@ def transcripts(trajectory: Trajectory, encoding: Encoding) -> tuple[Transcript,
             runs[-1].append(step)
         else:
             runs.append([step])
-        sampled = Span(step.completion.text, step.completion.token_ids, by_policy=True)
+        sampled = _sampled(step)
         open_turn = (*turn, sampled) if sampled.text or sampled.token_ids else turn
     rows, steps = [], 0
     for run in runs:
         steps += len(run)
-        row = _transcript(run, encoding, steps)
+        row = _transcript(run, chat, steps)
         if row.completion_ids:
             rows.append(row)
     return tuple(rows)
 
 
-def _transcript(run: Sequence[Step], encoding: Encoding, steps: int) -> Transcript:
+def _sampled(step: Step) -> Span:
+    return Span(step.completion.text, step.completion.token_ids, by_policy=True)
+
+
+def _transcript(run: Sequence[Step], chat: ChatTemplate, steps: int) -> Transcript:
     last = run[-1]
-    turn = (*last.prompt.turn, Span(last.completion.text, last.completion.token_ids, by_policy=True))
-    prompt_ids = list(encoding.chat_ids(last.prompt))
+    prompt_ids = list(chat.chat_ids(last.prompt))
     completion_ids: list[int] = []
     mask: list[int] = []
-    has_begun = False
-    for span in turn:
-        has_begun = has_begun or span.by_policy
+    for span in (*last.prompt.turn, _sampled(last)):
         if span.by_policy and span.token_ids is None:
             raise ValueError("the policy's backend reports no token ids, and its text must not be encoded again")
-        ids = encoding.span_ids(span)
-        if has_begun:
+        ids = chat.span_ids(span)
+        if mask or span.by_policy:
             completion_ids += ids
             mask += [int(span.by_policy)] * len(ids)
-        else:
+        else:  # inserted before the policy's first token
             prompt_ids += ids
-    return Transcript(
-        tuple(prompt_ids),
-        tuple(completion_ids),
-        tuple(mask),
-        _logprobs(run, mask),
-        last.completion.finish_reason is FinishReason.LENGTH,
-        steps,
-    )
-
-
-def _logprobs(steps: Sequence[Step], mask: Sequence[int]) -> tuple[float, ...] | None:
-    """Return the log-probabilities at the sampled tokens; None if a backend did not report one for each."""
     reported: list[float] = []
-    for step in steps:
-        if step.completion.logprobs is None:
-            return None
-        reported += step.completion.logprobs
-    if len(reported) != sum(mask):
-        return None
-    remaining = iter(reported)
+    for step in run:
+        reported += step.completion.logprobs or ()
+    # Without one for each sampled token they cannot be used.
+    logprobs = _at_mask(reported, mask) if len(reported) == sum(mask) else None
+    is_truncated = last.completion.finish_reason is FinishReason.LENGTH
+    return Transcript(tuple(prompt_ids), tuple(completion_ids), tuple(mask), logprobs, is_truncated, steps)
+
+
+def _at_mask(numbers: Sequence[float], mask: Sequence[int]) -> tuple[float, ...]:
+    """Return `[T]` the next number where the mask is 1, 0.0 elsewhere."""
+    remaining = iter(numbers)
     return tuple(next(remaining) if sampled else 0.0 for sampled in mask)
 
 
@@ -200,12 +181,12 @@ def group_advantages(
     known = [reward for reward in rewards if reward is not None]
     advantages = []
     for reward in rewards:
+        compared = list(known)
+        if baseline == "others" and reward is not None:
+            compared.remove(reward)
         if reward is None or len(known) < 2:
             advantages.append(0.0)
             continue
-        compared = list(known)
-        if baseline == "others":
-            compared.remove(reward)
         deviation = stdev(compared) if scale and len(compared) > 1 else 0.0
         advantages.append((reward - fmean(compared)) / (deviation + epsilon if deviation else 1.0))
     return advantages
@@ -290,7 +271,6 @@ def training_rows(
         for sample in group.samples:
             trained = []
             for tokens in sample.transcripts:
-                _check_lengths(sample, tokens)
                 is_whole = not (tokens.truncated and mask_truncated)
                 trained.append(sample.score.value is not None and any(tokens.mask) and is_whole)
             if by_token:
@@ -335,12 +315,9 @@ def step_advantages(group: Group) -> list[list[float]]:
 
     They are not divided by their deviation, so that the weight of the reward remains; 0 for a step without a reward.
     """
-    advantages: list[list[float]] = [[] for _ in group.samples]
-    for place in range(max(len(sample.score.steps) for sample in group.samples)):
-        rewards = [next(iter(sample.score.steps[place : place + 1]), None) for sample in group.samples]
-        for of_sample, advantage in zip(advantages, group_advantages(rewards, scale=False), strict=True):
-            of_sample.append(advantage)
-    return advantages
+    places = zip_longest(*(sample.score.steps for sample in group.samples))
+    advantages = [group_advantages(rewards, scale=False) for rewards in places]
+    return [[at_place[sample.index] for at_place in advantages] for sample in group.samples]
 
 
 def over_tokens(
@@ -354,10 +331,11 @@ def over_tokens(
         return ()
     written: list[float] = []
     for step, number in zip(sample.trajectory.steps[: row.steps], numbers, strict=False):
-        tokens = len(step.completion.token_ids or ())
-        written += [0.0] * (tokens - 1) + [number] * bool(tokens) if at_end else [number] * tokens
-    values = iter(written[len(written) - sum(row.mask) :])  # a row ends with its last step
-    return tuple(next(values) if sampled else 0.0 for sampled in row.mask)
+        of_step = [number] * len(step.completion.token_ids or ())
+        if at_end:
+            of_step[:-1] = [0.0] * len(of_step[:-1])
+        written += of_step
+    return _at_mask(written[len(written) - sum(row.mask) :], row.mask)  # a row ends with its last step
 
 
 def token_rewards(sample: Sample, trained: Sequence[bool]) -> list[tuple[float, ...]]:
@@ -383,20 +361,11 @@ def token_rewards(sample: Sample, trained: Sequence[bool]) -> list[tuple[float, 
 
 def columns(rows: Sequence[Row], samples: Sequence[Sample]) -> dict[str, list[Any] | None]:
     """Return the columns of TRL's `rollout_func`: token columns with one entry per row, rewards one per trajectory."""
-    logprobs: list[Any] | None = [list(row.tokens.logprobs or ()) for row in rows]
-    if any(row.tokens.logprobs is None for row in rows):
-        logprobs = None
+    has_logprobs = all(row.tokens.logprobs is not None for row in rows)
     return {
         "prompt_ids": [list(row.tokens.prompt_ids) for row in rows],
         "completion_ids": [list(row.tokens.completion_ids) for row in rows],
-        "logprobs": logprobs,
+        "logprobs": [list(row.tokens.logprobs or ()) for row in rows] if has_logprobs else None,
         "env_mask": [list(row.mask) for row in rows],
         REWARD: [sample.score.value for sample in samples],
     }
-
-
-def _check_lengths(sample: Sample, tokens: Transcript) -> None:
-    """Raise ValueError if the columns of a row differ in length: TRL would silently fill a short mask with ones."""
-    lengths = {len(tokens.completion_ids), len(tokens.mask), len(tokens.logprobs or tokens.mask)}
-    if len(lengths) > 1 or not tokens.completion_ids:
-        raise ValueError(f"a row of question {sample.question.id!r} has columns of lengths {sorted(lengths)}")

@@ -222,12 +222,6 @@ class RLSettings(TrainSettings):
             )
         if self.rollout.top_p < 1 and self.importance != "off":
             raise ValueError("rollout.top_p below 1 changes the sampling distribution; set importance to off")
-        confidence = self.reward.outcome.search_confidence if self.reward.name == "outcome" else 0
-        if confidence and self.rollout.top_p < 1 and self.rollout.url is not None:
-            raise ValueError(
-                "reward.outcome.search_confidence needs log-probabilities, which a server does not have with "
-                "rollout.top_p below 1; set it to 1, or leave rollout.url out"
-            )
         if self.rollout.group_size == 1 and (not self.by_token or self.sampling.dynamic):
             comparing = "sampling.dynamic" if self.by_token else f"algorithm {self.algorithm}"
             raise ValueError(
@@ -239,8 +233,6 @@ class RLSettings(TrainSettings):
                 f"credit step is the mean advantage of trajectories with the same steps, and algorithm "
                 f"{self.algorithm} gives each token its own; leave credit out"
             )
-        if self.judge.model is not None and self.judge.spec is None:
-            raise ValueError("a judge's model is named, but no judge; add --judge with its server, or leave it out")
         return self
 
     @property
@@ -255,14 +247,10 @@ class RLSettings(TrainSettings):
             ValueError: the batch cannot be divided.
         """
         rollout = self.rollout
-        if rollout.questions_per_step % processes:
-            raise ValueError(
-                f"rollout.questions_per_step {rollout.questions_per_step} cannot be shared by {processes} processes, "
-                "each of which holds whole groups; take a multiple"
-            )
         rows = rollout.questions_per_step * rollout.group_size
         share = rollout.minibatches * processes * self.per_device_train_batch_size
-        if rows % share:
+        # A process holds whole groups.
+        if rollout.questions_per_step % processes or rows % share:
             raise ValueError(
                 f"{rollout.questions_per_step} questions with {rollout.group_size} trajectories are {rows} rows, which "
                 f"{rollout.minibatches} minibatches on {processes} processes cannot divide into passes of "

@@ -20,7 +20,7 @@ from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.online_rl.collector import Batch, BatchPlan, Collector, RolloutLoop
-from reasonrag.online_rl.monitoring import Validation, collapse
+from reasonrag.online_rl.monitoring import Validation, collapse, validation_engine
 from reasonrag.online_rl.reference_plans import load_plans, make_plans, save_plans
 from reasonrag.online_rl.rows import Row, training_rows
 from reasonrag.online_rl.settings import RLSettings
@@ -72,15 +72,8 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
             outage=settings.outage,
             max_tokens=settings.rollout.max_trajectory_tokens,
         )
-        validation = Validation.of(
-            task.held_out,
-            engine,
-            reward,
-            retriever=held_out_retriever,
-            temperature=settings.validation.temperature,
-            metric=settings.validation.metric,
-            seed=settings.seed,
-        )
+        held_out_engine = validation_engine(engine, held_out_retriever, temperature=settings.validation.temperature)
+        validation = Validation(task.held_out, held_out_engine, reward, settings.validation.metric, settings.seed)
 
         from reasonrag.online_rl.trainer import AgenticGRPOTrainer, MonitorCallback, Rollouts
 
@@ -101,7 +94,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
             *numbered_rows,
             next_rows=next_rows,
             rollouts=Rollouts(collector, None if weights else llm, weights, loop, run.out / "rollouts"),
-            validation=validation,
+            validation=validation if task.held_out else None,
             settings=settings,
             importance=importance_of(settings) is not None,
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,8 +109,6 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     def _rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any] | None]:
         """Return the columns of a new batch; TRL calls this where it would generate."""
         self.batch, rows = self.next_rows(self, self.state.global_step)
-        if len(self.batch.samples) != len(prompts):
-            raise RuntimeError(f"{len(self.batch.samples)} trajectories for {len(prompts)} rows of a batch")
         # TRL divides the rows of each process into so many parts of one size, and drops what remains.
         parts = self.args.steps_per_generation
         count = -(-max(gather_object([len(rows)])) // parts) * parts
@@ -325,14 +324,14 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     def _part_sizes(self, inputs: dict[str, Any]) -> list[int]:
         """Return how many rows each forward pass takes of a batch whose rows are sorted, longest first."""
         rows, most = len(inputs["completion_ids"]), self.args.per_device_train_batch_size
+        enough: float = _ENOUGH_TOKENS["cpu" if self.accelerator.device.type == "cpu" else "gpu"]
         terms_of_parts = self.aux_loss_enabled or self._entropy_bonus_enabled or self.averaging == "bnpo"
         if self.accelerator.num_processes > 1 or terms_of_parts:
             # All processes take the same number of passes, and terms that are means over a pass count once a pass.
-            return [min(most, rows - start) for start in range(0, rows, most)]
-        enough = _ENOUGH_TOKENS["cpu" if self.accelerator.device.type == "cpu" else "gpu"]
+            enough = math.inf
         lengths, sizes, start = _lengths(inputs).sort(descending=True).values.tolist(), [], 0
         while start < rows:
-            sizes.append(min(most, rows - start, max(1, enough // lengths[start])))
+            sizes.append(int(min(most, rows - start, max(1, enough // lengths[start]))))
             start += sizes[-1]
         return sizes
 

@@ -51,16 +51,6 @@ def test_one_row_without_logprobs_leaves_the_batch_without():
     assert made_of(sample(WHOLE, replace(WHOLE, logprobs=None)))[1]["logprobs"] is None
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [replace(WHOLE, mask=(1, 0)), replace(WHOLE, logprobs=(-0.1,)), Transcript((1,), (), (), (), False)],
-    ids=["mask", "logprobs", "empty"],
-)
-def test_ragged_and_empty_rows_are_refused(broken):
-    with pytest.raises(ValueError, match="columns of lengths"):
-        made_of(sample(broken))
-
-
 def test_a_step_is_credited_with_the_mean_of_the_trajectories_that_take_it():
     steps = [replace(WHOLE, steps=number) for number in (1, 2)]
     samples = [

@@ -38,16 +38,6 @@ def flat(tree: RLSettings) -> dict[str, object]:
         ({"loss_type": "ppo"}, "loss_type"),
         ({"reward__hiprag__lambda_f": 2}, "less than or equal to 1"),
         ({"retrieval__corpus": "c.jsonl", "retrieval__url": "http://h:1"}, "both a corpus and a retrieval server"),
-        (
-            {
-                "reward__outcome__search_confidence": 0.4,
-                "rollout__top_p": 0.9,
-                "rollout__url": "http://127.0.0.1:1/v1",
-                "importance": "off",
-            },
-            "needs log-probabilities, which a server does not have",
-        ),
-        ({"judge__model": "org/judge"}, "a judge's model is named, but no judge"),
     ],
 )
 def test_a_contradiction_is_one_clear_line(wrong, told):
@@ -81,7 +71,7 @@ def test_a_task_that_cannot_work_is_refused_before_anything_is_loaded(wrong, tol
     [
         ({"per_device_train_batch_size": 3}, 1, "16 rows, which 1 minibatches on 1 processes cannot divide"),
         ({"rollout__minibatches": 2}, 1, "cannot divide into passes of 16"),
-        ({}, 3, "questions_per_step 4 cannot be shared by 3 processes"),
+        ({}, 3, "1 minibatches on 3 processes cannot divide"),
     ],
 )
 def test_a_batch_that_cannot_be_divided_is_refused(wrong, processes, told):

@@ -11,7 +11,7 @@ from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS
 from reasonrag.online_rl import monitoring
-from reasonrag.online_rl.monitoring import Validation, collapse, mean_metrics
+from reasonrag.online_rl.monitoring import Validation, collapse, mean_metrics, validation_engine
 from reasonrag.online_rl.settings import GuardSettings
 from reasonrag.rewards import Score
 from reasonrag.rollout import Engine
@@ -94,17 +94,8 @@ def test_the_best_is_the_first_of_equals():
 
 def of(given: Validation, temperature: float = 0.0) -> Validation:
     """The same questions to the same policy, at another temperature and with another retriever."""
-    made = Validation.of(
-        given.questions,
-        given.engine,
-        given.reward,
-        retriever=ToyRetriever(),
-        temperature=temperature,
-        metric=given.metric,
-        seed=7,
-    )
-    assert made is not None
-    return made
+    engine = validation_engine(given.engine, ToyRetriever(), temperature=temperature)
+    return Validation(given.questions, engine, given.reward, given.metric, 7)
 
 
 def test_validation_is_asked_as_evaluation_is_and_searches_elsewhere():
