@@ -103,7 +103,6 @@ TRAINING_JSON = {
     "final.*": "the last metrics, under TRL's names",
     "best_held_out.*": "metrics of the best evaluation on held-out pairs; null if there was none",
     "reward": "online: name of the reward function",
-    "unscored.*": "online: trajectories without a reward, by cause",
     "best.*": "online: step and value of the policy in `best/`",
     "device": "cpu or the GPU's name",
     "processes": "number of processes",

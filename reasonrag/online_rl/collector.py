@@ -24,7 +24,7 @@ from reasonrag.core.event_loop import progressing
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.rows import Group, Sample, Transcript, has_variance, transcripts
-from reasonrag.online_rl.settings import OutageSettings, SamplingSettings
+from reasonrag.online_rl.settings import RLSettings
 from reasonrag.rewards.base import Reward, Score, finite
 from reasonrag.rollout import Engine, derive_seed, gather_all
 
@@ -154,10 +154,7 @@ class Collector:
     reward: Reward
     chat: ChatTemplate  # of the policy
     plan: BatchPlan
-    end_id: int  # the token that ends a turn
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    outage: OutageSettings = field(default_factory=OutageSettings)
-    max_tokens: int | None = None  # of prompt and turn; a longer trajectory counts as truncated
+    settings: RLSettings
 
     async def batch(self, number: int, *, step: int) -> Batch:
         """Make the rollouts of batch `number`, for the training step after `step`.
@@ -176,13 +173,13 @@ class Collector:
         batch = Batch(await self._groups(self.plan.questions_of(number), self.plan.slots, step, number))
         is_settled = False
         while not is_settled:  # rewards that arrive late can show further groups to be equal
-            if self.sampling.dynamic:
+            if self.settings.sampling.dynamic:
                 await self._replace_flat_groups(batch, number, step)
             was_complete = await self._complete(batch, step)
-            is_settled = was_complete or not self.sampling.dynamic
+            is_settled = was_complete or not self.settings.sampling.dynamic
         flat = [index for index, group in enumerate(batch.groups) if not has_variance(group.rewards)]
         batch.flat = len(flat)
-        if flat and self.sampling.dynamic:
+        if flat and self.settings.sampling.dynamic:
             _set_aside(batch, flat, step)
         batch.unscored = dict(Counter(s.score.cause for s in batch.samples if s.score.value is None))
         batch.seconds = time.monotonic() - started
@@ -219,16 +216,17 @@ class Collector:
             if rows:
                 return Sample(question, index, trajectory, tuple(map(self._ended, rows)), Score(None))
             # The policy wrote nothing, or the backend refused; TRL needs a row for each trajectory.
-            empty = Transcript((self.end_id,), (self.end_id,), (0,), (0.0,), False)
+            empty = Transcript((self.chat.end_of_turn,), (self.chat.end_of_turn,), (0,), (0.0,), False)
             return Sample(question, index, None, (empty,), Score(None, cause=cause or "empty"))
 
         samples = await gather_all(map(sample, range(self.plan.group_size)))
         return Group(question, tuple(await self._scored(samples, step)))
 
     def _ended(self, row: Transcript) -> Transcript:
-        if self.max_tokens is not None and len(row.prompt_ids) + len(row.completion_ids) > self.max_tokens:
+        most = self.settings.rollout.max_trajectory_tokens
+        if most is not None and len(row.prompt_ids) + len(row.completion_ids) > most:
             row = replace(row, truncated=True)
-        return row.ended(self.end_id)
+        return row.ended(self.chat.end_of_turn)
 
     async def _scored(self, samples: Sequence[Sample], step: int) -> list[Sample]:
         """Return the samples, in order, with scores for the trajectories that have none; a missing one has a cause."""
@@ -251,12 +249,13 @@ class Collector:
 
     async def _complete(self, batch: Batch, step: int) -> bool:
         """Score again while too many rewards are missing; return whether none were. RunError: they stay missing."""
-        allowed = self.outage.max_unscored * len(batch.samples)
+        most = self.settings.outage.max_unscored
+        allowed = most * len(batch.samples)
         failed = Counter(sample.score.cause for sample in batch.samples if sample.trajectory is None)
         if failed.total() > allowed:
             raise RunError(
                 f"{failed.total()} of {len(batch.samples)} trajectories of step {step + 1} failed ({dict(failed)}), "
-                f"more than outage.max_unscored {self.outage.max_unscored:g} allows; shorten prompts, passages "
+                f"more than outage.max_unscored {most:g} allows; shorten prompts, passages "
                 "(retrieval.max_passage_chars, top_k) or turns, or use a model with a larger context"
             )
         for attempt in range(self.retries + 1):
@@ -274,7 +273,7 @@ class Collector:
                 for index, group in enumerate(batch.groups):
                     batch.groups[index] = Group(group.question, tuple(next(samples) for _ in group.samples))
         raise RunError(
-            f"{problem}, more than outage.max_unscored {self.outage.max_unscored:g} allows, after {self.retries} "
+            f"{problem}, more than outage.max_unscored {most:g} allows, after {self.retries} "
             "retries; the state before that step is kept: check the reward and its judge, and run the same "
             "command again to resume"
         )

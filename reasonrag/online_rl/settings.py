@@ -25,6 +25,7 @@ from reasonrag.core.config import (
     ValueConfig,
     carried_settings,
 )
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.settings import Section, Tree, constants, execution, gather, merge, read_yaml, setting, validate
 from reasonrag.rewards.base import RewardSettings
@@ -244,14 +245,14 @@ class RLSettings(TrainSettings):
         """Return the forward passes of one optimizer step on each process.
 
         Raises:
-            ValueError: the batch cannot be divided.
+            ConfigError: the batch cannot be divided.
         """
         rollout = self.rollout
         rows = rollout.questions_per_step * rollout.group_size
         share = rollout.minibatches * processes * self.per_device_train_batch_size
         # A process holds whole groups.
         if rollout.questions_per_step % processes or rows % share:
-            raise ValueError(
+            raise ConfigError(
                 f"{rollout.questions_per_step} questions with {rollout.group_size} trajectories are {rows} rows, which "
                 f"{rollout.minibatches} minibatches on {processes} processes cannot divide into passes of "
                 f"{self.per_device_train_batch_size} (per_device_train_batch_size); change one of them"

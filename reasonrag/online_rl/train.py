@@ -9,7 +9,6 @@ import contextlib
 import copy
 import os
 import shutil
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,16 +61,16 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         # The engine of build-tree and eval makes the trajectories.
         retriever, held_out_retriever = batched_retrievers(task)
         engine = open_engine(task.config, llm, retriever, task.format, tokens_flag="--set rollout.max_tokens=")
-        collector = Collector(
-            engine,
-            reward,
-            run.chat,
-            plan_of(run, task),
-            end_id=run.chat.end_of_turn,
-            sampling=settings.sampling,
-            outage=settings.outage,
-            max_tokens=settings.rollout.max_trajectory_tokens,
+        rollout, arguments = settings.rollout, run.arguments
+        plan = BatchPlan(
+            task.questions,
+            rollout.group_size,
+            rollout.questions_per_step,
+            seed=derive_seed(settings.seed, "rl"),
+            process=arguments.process_index,
+            processes=arguments.world_size,
         )
+        collector = Collector(engine, reward, run.chat, plan, settings)
         held_out_engine = validation_engine(engine, held_out_retriever, temperature=settings.validation.temperature)
         validation = Validation(task.held_out, held_out_engine, reward, settings.validation.metric, settings.seed)
 
@@ -105,17 +104,15 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         trainer.add_callback(MonitorCallback(trainer, begin=begin, save_best=save_best))
         run.train(trainer, check=partial(check_collapse, trainer))
         run.evaluate(trainer)
-        run.save(trainer, **summary_of(trainer))
+        best = {"step": validation.best_step, "value": validation.best} if task.held_out else None
+        run.save(trainer, reward=settings.reward.name, best=best)
     return run
 
 
 def trl_settings(settings: RLSettings) -> dict[str, Any]:
     """Return the arguments of TRL's `GRPOConfig` that only online training has."""
     rollout = settings.rollout
-    try:
-        accumulation = settings.accumulation(int(os.environ.get("WORLD_SIZE", "1")))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    accumulation = settings.accumulation(int(os.environ.get("WORLD_SIZE", "1")))
     return {
         "gradient_accumulation_steps": accumulation,
         "steps_per_generation": accumulation * rollout.minibatches,
@@ -168,19 +165,6 @@ def open_policy(run: TrainingRun[RLSettings], loop: RolloutLoop) -> tuple[Any, V
     loop.parts.callback(weights.close)
     loop.parts.push_async_callback(server.aclose)
     return server, weights
-
-
-def plan_of(run: TrainingRun[RLSettings], task: Task) -> BatchPlan:
-    """Return which questions each batch of this process uses."""
-    rollout, arguments = run.settings.rollout, run.arguments
-    return BatchPlan(
-        task.questions,
-        rollout.group_size,
-        rollout.questions_per_step,
-        derive_seed(run.settings.seed, "rl"),
-        arguments.process_index,
-        arguments.world_size,
-    )
 
 
 def open_critic(run: TrainingRun[RLSettings], trainer: Any) -> Any:
@@ -271,21 +255,6 @@ def check_collapse(trainer: Any) -> None:
             "Its state and the best policy so far are kept; try a lower learning rate or a KL penalty, or relax "
             "the guard"
         )
-
-
-def summary_of(trainer: Any) -> dict[str, Any]:
-    """Return what online training adds to `training.json`."""
-    validation = trainer.validation
-    unscored: Counter[str] = Counter()
-    for entry in trainer.state.log_history:
-        for name, count in entry.items():
-            if name.startswith("unscored/"):
-                unscored[name.removeprefix("unscored/")] += int(count)
-    return {
-        "reward": trainer.settings.reward.name,
-        "unscored": dict(unscored),
-        "best": None if validation is None else {"step": validation.best_step, "value": validation.best},
-    }
 
 
 def _reject_sharded_weights(arguments: Any, reason: str) -> None:

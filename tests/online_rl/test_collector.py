@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +12,7 @@ from reasonrag.core.types import Completion, Question, Trajectory
 from reasonrag.formats import FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.collector import Batch, BatchPlan, Collector
-from reasonrag.online_rl.settings import OutageSettings, SamplingSettings
+from reasonrag.online_rl.settings import RLSettings
 from reasonrag.rewards import Score
 from reasonrag.rollout import Engine
 from tests.online_rl.toys import OwnReward, Words
@@ -26,8 +25,10 @@ END = 1
 class Chat(ChatTemplate):
     """Words to numbers; a chat of few tokens."""
 
+    end_of_turn = END
+
     def __init__(self) -> None:
-        self.tokenizer = SimpleNamespace(eos_token_id=END)
+        pass
 
     def chat_ids(self, prompt):
         return (2, 3)
@@ -61,8 +62,8 @@ def collector(tell, *, say=answered, questions=QUESTIONS, per_step=4, group=4, d
     process, processes = more.pop("process", 0), more.pop("processes", 1)
     engine = Engine(Words(say), ToyRetriever(), FORMATS["search_r1"](), max_steps=3)
     plan = BatchPlan(questions, group, per_step, 7, process, processes)
-    outage, sampling = OutageSettings(**more.pop("outage", {})), SamplingSettings(dynamic=dynamic)
-    made = Collector(engine, Says(tell), Chat(), plan, end_id=END, sampling=sampling, outage=outage, **more)
+    settings = RLSettings(sampling={"dynamic": dynamic}, outage=more.pop("outage", {}), rollout=more)
+    made = Collector(engine, Says(tell), Chat(), plan, settings)
     made.most_draws = rounds
     return made
 
@@ -275,7 +276,9 @@ def test_a_policy_that_says_nothing_is_set_aside():
 
 def test_what_is_over_the_budget_counts_as_truncated_whatever_it_ends_with():
     made = batch(
-        collector(differs, say=lambda p, s: f"<think>{'so ' * (s % 9)}</think><answer>x</answer>", max_tokens=8)
+        collector(
+            differs, say=lambda p, s: f"<think>{'so ' * (s % 9)}</think><answer>x</answer>", max_trajectory_tokens=8
+        )
     )
     lengths = [len(s.transcripts[0].prompt_ids) + s.policy_tokens for s in made.samples]
     assert [s.truncated for s in made.samples] == [length > 8 for length in lengths]

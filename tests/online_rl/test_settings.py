@@ -75,7 +75,7 @@ def test_a_task_that_cannot_work_is_refused_before_anything_is_loaded(wrong, tol
     ],
 )
 def test_a_batch_that_cannot_be_divided_is_refused(wrong, processes, told):
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ConfigError, match=told):
         settings(**wrong).accumulation(processes)
 
 

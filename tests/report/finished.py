@@ -74,7 +74,7 @@ def write_training(
         form = FORMATS["search_r1"]()
         write_rollouts(batch, advantages, advantages, folder / "rollouts", step=step, process=0, format=form)
     history = [_entry(step, text) for step in range(1, steps + 1)]
-    _write_summary(folder, "rl", settings, history, text, {"reward": reward, "unscored": {text(1): 2}})
+    _write_summary(folder, "rl", settings, history, text, {"reward": reward})
     return folder
 
 
