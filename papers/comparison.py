@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from papers.plan import Stage
-from reasonrag.evaluation.judged import JUDGED
+from reasonrag.evaluation.metrics import JUDGED
 from reasonrag.online_rl.settings import rl_presets
 
 BASE = "base"

@@ -63,5 +63,5 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
             path.write_text(repr(charts), encoding="utf-8")
         return paths
 
-    monkeypatch.setattr("reasonrag.evaluation.report.save_charts", save_charts)
+    monkeypatch.setattr("reasonrag.evaluation.tables.save_charts", save_charts)
     monkeypatch.setattr("reasonrag.training.run.save_charts", save_charts)

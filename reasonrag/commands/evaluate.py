@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reasonrag.commands.options import (
-    SHARD,
     F,
     Several,
     command,
@@ -25,11 +24,10 @@ from reasonrag.commands.options import (
 )
 from reasonrag.core.errors import ConfigError, Interrupted
 from reasonrag.core.text import printable
-from reasonrag.core.types import WHOLE, Shard
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
-    from reasonrag.evaluation.judged import Judging
+    from reasonrag.evaluation.metrics import Judging
     from reasonrag.evaluation.run import Evaluation
 
 # NAME=SPEC#MODEL. A name has no ":" and no "/", so the "=" in the query of a URL does not end one.
@@ -102,11 +100,10 @@ def _by_name(key: str) -> Callable[[F], F]:
         help="How answers are normalised and compared; flashrag: as FlashRAG does (default: house).",
     ),
     settings("Config", "run", "policy.input_price", "policy.output_price"),
-    SHARD,
 )
 @configuration("Config")
 @out("The folder of the report; the same command resumes it.")
-def evaluate(policies: tuple[str, ...], out: Path, shard: Shard, **given: Any) -> None:
+def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
     """Evaluate policies on held-out questions: metrics with 95 % intervals, and paired differences.
 
     \b
@@ -139,23 +136,16 @@ def evaluate(policies: tuple[str, ...], out: Path, shard: Shard, **given: Any) -
         compared["temperatures"] = (first.temperature if "policy.temperature" in choices["overrides"] else 0.0,)
     compared["judging"] = judging(judge, judge_model, judged, configs)
     log_plainly()
-    sys.exit(_run(partial(Evaluation, configs, out, **compared), shard))
+    sys.exit(_run(partial(Evaluation, configs, out, **compared)))
 
 
-def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
-    """Run the evaluation of a shard, and that of all questions if it was the last one; return the exit code."""
+def _run(evaluation_of: Callable[[], Evaluation]) -> int:
+    """Run the evaluation and print its results; return the exit code."""
     from reasonrag.commands.console import Stop, error_console, table_console, what_to_do
-    from reasonrag.evaluation.report import summary_table
+    from reasonrag.evaluation.tables import summary_table
 
     stop = Stop(error_console())
     try:
-        if shard != WHOLE:
-            # Metrics are those of all questions, so only the last shard has a report to write.
-            part = evaluation_of(shard=shard)
-            part.run_policies(lambda work: stop.show(work.progress, work.drain))
-            if not part.was_last:
-                print(f"shard {shard} is evaluated; the report is written when all are")
-                return 0
         evaluation = evaluation_of()
         results = evaluation.run(lambda work: stop.show(work.progress, work.drain))
     except Interrupted:
@@ -185,7 +175,7 @@ def policy_configs(
         ConfigError: two policies have one name, or another flag names a policy that is not there.
     """
     from reasonrag.core.config import load_config
-    from reasonrag.evaluation.sweep import folder_name
+    from reasonrag.evaluation.run import folder_name
 
     # A policy is described by its own settings on top of those of all policies.
     common = choices["overrides"] | _held_out(choices)
@@ -240,7 +230,7 @@ def judging(
     """Return the judge of an evaluation; None without `--judge`. Its sampling and prices are the settings `judge.*`."""
     from reasonrag.core.config import JudgeConfig
     from reasonrag.core.settings import validate
-    from reasonrag.evaluation.judged import JUDGED, Judging
+    from reasonrag.evaluation.metrics import JUDGED, Judging
 
     if spec is None:
         if model or judged:

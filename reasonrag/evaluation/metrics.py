@@ -1,25 +1,148 @@
-"""The metrics of an evaluation: one registry, from which results, tables, charts, pages and cards follow."""
+"""The metrics of an evaluation: one registry, from which results, tables, charts, pages and cards follow.
+
+LasJ, OSR and USR rest on verdicts of a judge: LasJ follows When-to-search, sec. 4.1; OSR and USR HiPRAG, eq. 2.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from reasonrag.core.config import JudgeConfig
+from reasonrag.core.errors import ConfigError, InputError, Interrupted
 from reasonrag.core.text import Rules, cover_match, exact_match, one_line, token_f1
 from reasonrag.core.types import Malformed, Question, Search, Step, StopReason, Trajectory
-from reasonrag.evaluation.judged import NOT_JUDGED, StepCounts, Verdicts
-from reasonrag.formats.base import Reading
+from reasonrag.formats.base import PromptSet, Reading
+from reasonrag.llm.base import LLM
 from reasonrag.pipeline.tables import label
+from reasonrag.rewards.base import cause_of
+from reasonrag.rewards.hiprag import StepFlag, detect
+from reasonrag.rewards.judge import JudgeService, answer_matches, templates_fingerprint
 from reasonrag.storage.parquet import Row
 from reasonrag.storage.tables import trajectory_schema
 
 Value = float | int | bool | None
-Place = Literal["terminal", "chart", "page", "card"]  # report.md and metrics.json have all metrics
+Place = Literal["terminal", "page", "card"]  # report.md and metrics.json have all metrics
 
 _MUSIQUE = re.compile(r"([2-4])hop\d?(?:__|$)")  # "3hop1__9285_5188_23307" as an id, "3hop1" as a type
 _LONGEST_KIND = 60
+
+
+JUDGED = ("lasj", "osr", "usr")
+
+# Texts of the prompt set that each metric needs, and the name that its verdicts are counted under.
+_TEXTS = {
+    "lasj": ("judge/answer",),
+    "osr": ("judge/same_meaning", "hiprag/direct"),
+    "usr": ("judge/step_holds",),
+}
+COUNTED_AS = {"lasj": "answer", "osr": "over", "usr": "under"}
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """A judge, and the metrics of `JUDGED` that it is asked for."""
+
+    model: JudgeConfig
+    metrics: tuple[str, ...] = JUDGED
+
+    def __post_init__(self) -> None:
+        if not self.metrics or not set(self.metrics) <= set(JUDGED):
+            raise ConfigError(f"a judge is asked for some of {', '.join(JUDGED)}, not for {', '.join(self.metrics)!r}")
+
+    def check(self, prompts: PromptSet) -> None:
+        """Raise ConfigError unless the prompt set has every text that the metrics need."""
+        for metric in self.metrics:
+            for name in _TEXTS[metric]:
+                prompts.text(name)
+
+
+class StepCounts(NamedTuple):
+    """Steps of one kind in one attempt: wrong ones among the known, all known ones, and those without a verdict."""
+
+    suboptimal: int
+    known: int
+    unknown: int
+
+    @classmethod
+    def of(cls, flags: Sequence[StepFlag], kind: str) -> StepCounts:
+        """Count the steps of a kind.
+
+        >>> StepCounts.of([StepFlag("search", True), StepFlag("search", None), StepFlag("own", False)], "search")
+        StepCounts(suboptimal=1, known=1, unknown=1)
+        """
+        verdicts = [flag.suboptimal for flag in flags if flag.kind == kind]
+        return cls(verdicts.count(True), len(verdicts) - verdicts.count(None), verdicts.count(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """A judge's verdicts on one attempt; None if it was not asked, and for `lasj` also if it gave no verdict."""
+
+    lasj: bool | None = None
+    searches: StepCounts | None = None  # steps with a search; needless ones are suboptimal
+    own_steps: StepCounts | None = None  # steps without a search; false ones are suboptimal
+
+
+NOT_JUDGED = Verdicts()
+
+
+@dataclass(frozen=True, slots=True)
+class Examiner:
+    """Asks a judge about all attempts of one policy, right or wrong, in form or not: eq. 2 is over all their steps."""
+
+    judge: JudgeService  # with the prompts of the policy's format: one of them, `hiprag/direct`, is sent to the policy
+    policy: LLM  # made the attempts; it is asked again, by greedy decoding and without a search
+    metrics: Sequence[str]  # some of `JUDGED`
+
+    def describe(self) -> dict[str, Any]:
+        metrics = [metric for metric in JUDGED if metric in self.metrics]
+        return {"model": self.judge.llm.name, "prompts": templates_fingerprint(self.judge.prompts), "metrics": metrics}
+
+    async def examine(self, trajectory: Trajectory, reading: Reading, counts: Counter[str]) -> Verdicts:
+        """Return the verdicts on a finished attempt, given also as its format reads it.
+
+        If the judge or the policy fails, a verdict is unknown; the attempt's other scores do not change. `counts` are
+        incremented by name: `answer.asked`, `answer.unknown`, `answer.CAUSE`; `over.*` and `under.*` as
+        `rewards.hiprag.detect` counts them; `regenerated`.
+        """
+        lasj = None
+        if "lasj" in self.metrics:
+            # A missing answer means nothing, and costs no call.
+            lasj = False if trajectory.answer is None else await self._is_right(trajectory, counts)
+        over, under = "osr" in self.metrics, "usr" in self.metrics
+        flags = await self._flags(reading, counts, over=over, under=under) if over or under else []
+        searches = StepCounts.of(flags, "search") if over else None
+        return Verdicts(lasj, searches, StepCounts.of(flags, "own") if under else None)
+
+    async def _is_right(self, trajectory: Trajectory, counts: Counter[str]) -> bool | None:
+        """Return whether the answer means the same as a golden one; None if the judge fails."""
+        counts["answer.asked"] += 1
+        try:
+            return await answer_matches(self.judge, trajectory.answer or "", trajectory.question.golden_answers)
+        except (Interrupted, InputError):
+            raise
+        except Exception as error:
+            counts.update(["answer.unknown", f"answer.{cause_of(error)}"])
+            return None
+
+    async def _flags(self, reading: Reading, counts: Counter[str], *, over: bool, under: bool) -> list[StepFlag]:
+        """Return a flag per step; steps of a metric that is not asked for cost no call."""
+        try:
+            (flags,) = await detect(
+                [reading], judge=self.judge, policy=self.policy, over_search=over, under_search=under, counts=counts
+            )
+        except (Interrupted, InputError):
+            raise
+        except Exception as error:  # some policies answer no prompts but those of their format
+            flags = [StepFlag("search" if block.is_search else "own", None) for block in reading.blocks]
+            for is_asked, detector, kind in ((over, "over", "search"), (under, "under", "own")):
+                unknown = is_asked * sum(flag.kind == kind for flag in flags)
+                counts.update({f"{detector}.unknown": unknown, f"{detector}.{cause_of(error)}": unknown})
+        return flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +167,6 @@ class Metric:
         value: of one attempt; None if it is unknown.
         whole: the denominator of a rate, of one attempt.
         shown_in: further places that show it; the tables of the report show all metrics.
-        title: of its chart.
         columns: Parquet columns of `value` and `whole` if they have other names.
         judged: whether a judge has to be asked.
         digits: after the decimal point.
@@ -56,7 +178,6 @@ class Metric:
     value: Callable[[Attempt], Value]
     whole: Callable[[Attempt], Value] | None = None
     shown_in: frozenset[Place] = frozenset()
-    title: str = ""
     columns: tuple[str, ...] = ()
     judged: bool = False
     digits: int = 3
@@ -82,6 +203,18 @@ def _is_well_formed(attempt: Attempt) -> float:
     return float(is_readable and attempt.trajectory.answer is not None)
 
 
+def _searches(attempt: Attempt) -> int:
+    return sum(isinstance(step.action, Search) for step in attempt.trajectory.steps)
+
+
+def _steps(attempt: Attempt) -> int:
+    return sum(step.asked for step in attempt.trajectory.steps)
+
+
+def _is_forced(attempt: Attempt) -> int:
+    return int(attempt.trajectory.stop_reason is StopReason.FORCED_ANSWER)
+
+
 def _tokens(kind: str) -> Callable[[Attempt], int | None]:
     """Return the sum over the steps; None if a step's count is unknown, as a sum over the others is too small."""
 
@@ -92,7 +225,7 @@ def _tokens(kind: str) -> Callable[[Attempt], int | None]:
     return total
 
 
-def _steps_of(kind: Literal["searches", "own_steps"], count: str) -> Callable[[Attempt], int | None]:
+def _judged_steps(kind: Literal["searches", "own_steps"], count: str) -> Callable[[Attempt], int | None]:
     def value(attempt: Attempt) -> int | None:
         counts: StepCounts | None = getattr(attempt.verdicts, kind)
         return None if counts is None else getattr(counts, count)
@@ -101,46 +234,16 @@ def _steps_of(kind: Literal["searches", "own_steps"], count: str) -> Callable[[A
 
 
 _MAIN: frozenset[Place] = frozenset(("terminal", "card"))
+_CHARTED: frozenset[Place] = _MAIN | {"page"}
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric(
-            "em",
-            "EM",
-            "the answer equals a golden answer",
-            _answer_metric(exact_match),
-            shown_in=_MAIN | {"chart", "page"},
-            title="Exact match",
-        ),
-        Metric(
-            "f1",
-            "F1",
-            "overlap of words with the golden answer",
-            _answer_metric(token_f1),
-            shown_in=_MAIN | {"page"},
-            title="Token F1",
-        ),
+        Metric("em", "EM", "the answer equals a golden answer", _answer_metric(exact_match), shown_in=_CHARTED),
+        Metric("f1", "F1", "overlap of words with the golden answer", _answer_metric(token_f1), shown_in=_CHARTED),
         Metric("acc", "ACC", "the prediction contains a golden answer", _answer_metric(cover_match), shown_in=_MAIN),
-        Metric(
-            "retrievals",
-            "searches",
-            "searches (RC)",
-            lambda attempt: sum(isinstance(step.action, Search) for step in attempt.trajectory.steps),
-            shown_in=_MAIN,
-        ),
-        Metric(
-            "steps",
-            "steps",
-            "decisions of the policy",
-            lambda attempt: sum(step.asked for step in attempt.trajectory.steps),
-            shown_in=_MAIN,
-        ),
-        Metric(
-            "forced",
-            "forced answers",
-            "share of answers forced at the step limit",
-            lambda attempt: int(attempt.trajectory.stop_reason is StopReason.FORCED_ANSWER),
-        ),
+        Metric("retrievals", "searches", "searches (RC)", _searches, shown_in=_MAIN),
+        Metric("steps", "steps", "decisions of the policy", _steps, shown_in=_MAIN),
+        Metric("forced", "forced answers", "share of answers forced at the step limit", _is_forced),
         Metric(
             "format_rate",
             "format rate",
@@ -155,18 +258,16 @@ METRICS: dict[str, Metric] = {
             "LasJ",
             "the answer means the same as a golden answer; a missing answer does not",
             lambda attempt: attempt.verdicts.lasj,
-            shown_in=_MAIN | {"chart", "page"},
-            title="Answers right in meaning",
+            shown_in=_CHARTED,
             judged=True,
         ),
         Metric(
             "osr",
             "OSR",
             "needless searches (the policy already knew what they returned) among all searches",
-            _steps_of("searches", "suboptimal"),
-            _steps_of("searches", "known"),
-            shown_in=_MAIN | {"chart"},
-            title="Over-search",
+            _judged_steps("searches", "suboptimal"),
+            _judged_steps("searches", "known"),
+            shown_in=_MAIN,
             columns=("steps_over", "searches_known"),
             judged=True,
         ),
@@ -174,10 +275,9 @@ METRICS: dict[str, Metric] = {
             "usr",
             "USR",
             "false steps among all steps that do not search",
-            _steps_of("own_steps", "suboptimal"),
-            _steps_of("own_steps", "known"),
-            shown_in=_MAIN | {"chart"},
-            title="Under-search",
+            _judged_steps("own_steps", "suboptimal"),
+            _judged_steps("own_steps", "known"),
+            shown_in=_MAIN,
             columns=("steps_under", "own_steps_known"),
             judged=True,
         ),
@@ -246,13 +346,13 @@ def trajectory_row(attempt: Attempt, values: dict[str, Value]) -> Row:
         "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
         "well_formed": reading.well_formed,
         "reason": reading.reason,
-        "trajectory": [_step(step) for step in trajectory.steps],
+        "trajectory": [_step_row(step) for step in trajectory.steps],
         **values,
     }
     return {name: row[name] for name in trajectory_schema().names}
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step_row(step: Step) -> dict[str, Any]:
     action, content = label(step.action)
     return {
         "action": action,

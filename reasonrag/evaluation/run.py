@@ -3,7 +3,6 @@
 OUT/
 ├── NAME/                        one folder per policy
 │   ├── config.yaml, journal.sqlite
-│   ├── shards/I-of-S/           the journal and trajectories of each shard, if it is evaluated in shards
 │   ├── trajectories/SETTING-*.parquet
 │   └── metrics.json
 ├── metrics.json, report.md
@@ -18,25 +17,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from reasonrag.core import event_loop
 from reasonrag.core.calls import SlotCounts
 from reasonrag.core.config import Config, JudgeConfig, ValueConfig, carried_settings
 from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
+from reasonrag.core.settings import identity, validate
 from reasonrag.core.text import Rules, normalize_answer
-from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
-from reasonrag.evaluation.judged import NOT_JUDGED, Examiner, Judging
-from reasonrag.evaluation.metrics import Attempt, attempt_values, trajectory_row
-from reasonrag.evaluation.report import write_results
-from reasonrag.evaluation.summary import Outcome, PolicyResult, asked_differently, how_asked
-from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
+from reasonrag.core.types import Question, Trajectory
+from reasonrag.evaluation.metrics import NOT_JUDGED, Attempt, Examiner, Judging, attempt_values, trajectory_row
+from reasonrag.evaluation.summary import (
+    Outcome,
+    PolicyResult,
+    Setting,
+    asked_differently,
+    how_asked,
+    policy_metrics,
+    summarize,
+)
+from reasonrag.evaluation.tables import write_report
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.llm.base import LLM, Caller, StepScorer, caller
 from reasonrag.llm.journaled import JournaledLLM
@@ -57,14 +65,22 @@ from reasonrag.pipeline.tables import count_calls
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.retrieval.base import BatchedRetriever, Retriever
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
+from reasonrag.storage.files import write_json
 from reasonrag.storage.folder import Folder, RunFolder
 from reasonrag.storage.parquet import Row, ShardWriter
-from reasonrag.storage.questions import cut, questions_fingerprint
+from reasonrag.storage.questions import questions_fingerprint
 from reasonrag.storage.tables import trajectory_schema
 
 _SHARD_ROWS = 2_000
-_JOURNAL = "journal.sqlite"
 _UNTRAINED = ("extractive",)
+
+# All points of a sweep share a folder and its journal: requests that differ have different keys there.
+SWEPT = ("policy.temperature", "format.max_steps", "format.max_searches", "retrieval.top_k")
+_CHOICE = ("choice.candidates", "choice.best_of", "choice.rule")
+# Settings of tree search, which no evaluation depends on.
+_TREE_SETTINGS = ("search.", "value.", "judge.", "pairs.")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?")  # Windows drops a last dot
+_RESERVED = frozenset({"plots", "report", "report.md", "metrics.json"})
 
 Show = Callable[["Evaluation"], AbstractAsyncContextManager[object]]
 
@@ -88,7 +104,6 @@ class Evaluation:
         choose: Sequence[str] | None = None,
         rules: Rules = "house",
         judging: Judging | None = None,
-        shard: Shard = WHOLE,
         differently: bool = False,
     ) -> None:
         """Open questions and retriever, and check everything that needs no model.
@@ -104,8 +119,6 @@ class Evaluation:
             choose: rules to compare that keep one of `choice.best_of` attempts. All choose among the same attempts.
             rules: normalisation rules of EM, F1 and ACC.
             judging: the judge, and which of LasJ, OSR and USR it is asked for. None: no judged metrics.
-            shard: the part of the questions to attempt, for `run_policies` alone. An evaluation of all questions in the
-                same folder makes no call that its shards have made.
             differently: whether a policy with a card may be compared with one that has none and other prompts.
 
         Raises:
@@ -123,25 +136,13 @@ class Evaluation:
         self.out = out
         self.rules = rules
         self.judging = judging
-        self.points = {
-            name: sweep(
-                config,
-                temperatures=temperatures,
-                max_steps=max_steps,
-                max_searches=max_searches,
-                top_ks=top_ks,
-                rules=choose,
-            )
-            for name, config in configs.items()
-        }
+        self.points: dict[str, list[tuple[Setting, Config]]] = {}
+        for name, config in configs.items():
+            self.points[name] = sweep(config, temperatures, max_steps, max_searches, top_ks, choose)
         self._formats = {name: open_format(config) for name, config in configs.items()}
         if not differently:
             self._check_asked_alike()
-        questions, self.retriever = _open_shared(configs)
-        self._fingerprint = questions_fingerprint(questions)
-        self.shard = shard
-        self.questions = questions if shard == WHOLE else cut(questions, shard.of)[shard.number]
-        self.was_last = False  # whether all other shards had finished before this one
+        self.questions, self.retriever = _open_shared(configs)
         settings = [config for points in self.points.values() for _, config in points]
         self.progress = Progress(len(self.questions) * len(settings), part="steps")
         self.progress.planned = len(self.questions) * sum(map(_most_steps, settings))
@@ -151,18 +152,24 @@ class Evaluation:
         self._scorer: StepScorer | None = None
 
     def _check_asked_alike(self) -> None:
-        """Raise if a policy without a card is prompted differently from one with a card, unless all have begun."""
-        first = {name: points[0][1] for name, points in self.points.items()}
-        first = {name: config for name, config in first.items() if config.policy.spec not in _UNTRAINED}
-        no_card = [name for name, config in first.items() if not carried_settings(config.policy.carrier)]
-        if len(no_card) in (0, len(first)):
+        """Raise if a policy without a card is prompted differently from one with a card, unless all have begun.
+
+        The same weights, prompted otherwise than in training, have had an EM of 0.000 for 0.200.
+        """
+        prompted, without_card = {}, []
+        for name, points in self.points.items():
+            config = points[0][1]
+            if config.policy.spec not in _UNTRAINED:
+                prompted[name] = how_asked(config, self._formats[name].fingerprint)
+                if not carried_settings(config.policy.carrier):
+                    without_card.append(name)
+        if len(without_card) in (0, len(prompted)):
             return
-        asked = {name: how_asked(config, self._formats[name].fingerprint) for name, config in first.items()}
-        told = list(asked_differently(asked))
-        if told and not all(RunFolder.begun_with(self.out / name) for name in first):
+        differences = list(asked_differently(prompted))
+        if differences and not all(RunFolder.begun_with(self.out / name) for name in prompted):
             raise ConfigError(
-                f"{'; '.join(told)}. It is not known how {', '.join(no_card)} was prompted in training: give its "
-                f"folder (--card {no_card[0]}=FOLDER, which may be that of another policy), or pass "
+                f"{'; '.join(differences)}. It is not known how {', '.join(without_card)} was prompted in training: "
+                f"give its folder (--card {without_card[0]}=FOLDER, which may be that of another policy), or pass "
                 "--allow-prompt-mismatch to compare them anyway"
             )
 
@@ -189,37 +196,39 @@ class Evaluation:
             ConfigError, RunError, LLMError, RetrievalError: a model, a retriever or the folder cannot be used, or too
                 few of a policy's first steps can be read.
         """
-        return write_results(self.run_policies(show), self.questions, self.out, rules=self.rules)
+        results = self.run_policies(show)
+        metrics = summarize(results, self.questions, rules=self.rules)
+        for result in results:
+            write_json(self.out / result.name / "metrics.json", policy_metrics(result, metrics, self.questions))
+        write_report(metrics, self.out)
+        write_json(self.out / "metrics.json", metrics)  # last: if it is there, everything else is there too
+        return metrics
 
     def run_policies(self, show: Show | None = None) -> list[PolicyResult]:
         """Run the policies without writing a report; arguments and exceptions are those of `run`."""
-        if (self.out / _JOURNAL).exists():
+        if (self.out / "journal.sqlite").exists():
             other = self.out / "eval"
             raise RunError(f"{self.out} is a run of build-tree; choose another folder for --out, such as {other}")
-        # One loop for all policies: they share a retriever, whose connections belong to the loop.
         folder = Folder(self.out, "evaluation", ".lock")
         folder.claim()
-        locked = folder.locked() if self.shard == WHOLE else contextlib.nullcontext()
-        with locked, event_loop.runner() as runner:
+        # One loop for all policies: they share a retriever, whose connections belong to the loop.
+        with folder.locked(), event_loop.runner() as runner:
             try:
                 if self.judging is not None:
                     self._judge = open_llm(self.judging.model.llm, "judge")
                 name, points = next(iter(self.points.items()))
-                config = points[0][1]
-                self._scorer = open_step_scorer(config, self._formats[name])
-                return [self._policy(runner, name, show) for name in self.points]
+                self._scorer = open_step_scorer(points[0][1], self._formats[name])
+                return [self._run_policy(runner, name, show) for name in self.points]
             finally:
-                if self._judge is not None:
-                    runner.run(self._judge.aclose())
-                if self._scorer is not None:
-                    runner.run(self._scorer.aclose())
-                runner.run(self.retriever.aclose())
+                for part in (self._judge, self._scorer, self.retriever):
+                    if part is not None:
+                        runner.run(part.aclose())
 
-    def _policy(self, runner: asyncio.Runner, name: str, show: Show | None) -> PolicyResult:
+    def _run_policy(self, runner: asyncio.Runner, name: str, show: Show | None) -> PolicyResult:
         config = self.points[name][0][1]
         llm = open_llm(config.policy, "policy", beside=self._judge)
         content = {
-            "questions": self._fingerprint,
+            "questions": questions_fingerprint(self.questions),
             "corpus": self.retriever.fingerprint,
             "prompts": self._formats[name].fingerprint,
             "policy": llm.name,
@@ -228,21 +237,14 @@ class Evaluation:
         if self._scorer is not None:
             content["prm"] = self._scorer.name
         try:
-            place = self.out / name
-            with RunFolder.open(place, config, content, varying=varying(config), shard=self.shard) as folder:
+            with RunFolder.open(self.out / name, config, content, varying=varying(config)) as folder:
                 self._folder = folder
-                for of_shard in sorted(folder.path.glob(f"shards/*/{_JOURNAL}")):
-                    folder.journal.absorb(of_shard)
                 if self._draining:
                     folder.journal.drain()
-                outcomes, judge = runner.run(self._settings(name, llm, folder, show))
-                if self.shard != WHOLE:
-                    with folder.whole() as run:
-                        self.was_last = all(run.note_shard(self.shard, {"finished": True}))
-                priced = config
+                outcomes, judge = runner.run(self._run_settings(name, llm, folder, show))
                 if self.judging is not None:
-                    priced = config.model_copy(update={"judge": self.judging.model})
-                return PolicyResult(name, config, content, outcomes, count_calls(folder.journal, priced), judge)
+                    config = config.model_copy(update={"judge": self.judging.model})  # for its prices
+                return PolicyResult(name, config, content, outcomes, count_calls(folder.journal, config), judge)
         finally:
             self._folder = None
             self.progress.close()
@@ -250,11 +252,11 @@ class Evaluation:
             del llm
             _release_memory()
 
-    async def _settings(
+    async def _run_settings(
         self, name: str, llm: LLM, folder: RunFolder, show: Show | None
     ) -> tuple[list[Outcome], dict[str, Any] | None]:
         """Return the outcomes at all settings, and the judge's entry in `metrics.json`."""
-        config = self.points[name][0][1]
+        config, format = self.points[name][0][1], self._formats[name]
         policy = JournaledLLM(llm, folder.journal, kind="policy", concurrency=config.policy.concurrency)
         self.progress.open(policy, config.policy)
         engines = [policy.slots]
@@ -269,20 +271,17 @@ class Evaluation:
             examiner = Examiner(judge, policy, self.judging.metrics)
         retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
         async with show(self) if show else contextlib.nullcontext():
-            parts = Parts(self.questions, self.retriever, self._formats[name], llm, self._judge, {})
+            parts = Parts(self.questions, self.retriever, format, llm, self._judge, {})
             await check(parts, begun=folder.begun, wait_s=config.run.wait_s)
-            if self.shard == WHOLE:
-                folder.bind_shards(folder.facts().get("shards", 1))
-            else:
-                folder.bind()
+            folder.bind()
             outcomes = []
             for setting, config in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"
-                engine = open_engine(config, policy, retriever, self._formats[name], self._scorer)
-                outcomes.append(await self._attempts(setting, config, engine, engines, examiner, folder))
+                engine = open_engine(config, policy, retriever, format, self._scorer)
+                outcomes.append(await self._run_setting(setting, config, engine, engines, examiner, folder))
             return outcomes, examiner.describe() if examiner else None
 
-    async def _attempts(
+    async def _run_setting(
         self,
         setting: Setting,
         config: Config,
@@ -308,8 +307,23 @@ class Evaluation:
                     shards.add(ready)
                 next_index += 1
 
-        async def attempt(index: int, question: Question, count: Count) -> None:
-            keep(index, await self._attempt(index, question, config, engine, examiner, outcome, count))
+        async def try_question(index: int, question: Question, count: Count) -> None:
+            caller.set(Caller(f"{question.dataset}/{question.id}"))
+            # Algorithm 1: search and read until the answer; several times if one of the attempts is to be chosen.
+            seed = derive_seed(config.seed, question.dataset, question.id)
+            best_of = config.choice.best_of
+            seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, best_of))]
+            starts = [Trajectory(question)] * best_of
+            trajectories = await engine.run(starts, seeds=seeds, completed=lambda: count(0))
+            trajectory = await choose(trajectories, config.choice.rule, self._scorer)
+            reading = engine.format.read(trajectory)
+            verdicts = NOT_JUDGED
+            if examiner is not None:
+                verdicts = await examiner.examine(trajectory, reading, outcome.asked)
+            attempt = Attempt(trajectory, reading, verdicts, self.rules)
+            values = attempt_values(attempt)
+            outcome.add(index, attempt, values)
+            keep(index, trajectory_row(attempt, values))
 
         async def keep_failure(index: int, question: Question, cause: str, error: Exception) -> None:
             outcome.failures[index] = cause
@@ -317,7 +331,7 @@ class Evaluation:
 
         await work_through(
             self.questions,
-            attempt,
+            try_question,
             engines,
             self.progress,
             failed=keep_failure,
@@ -334,35 +348,6 @@ class Evaluation:
                 shards.add(row)
         shards.close()
         return outcome
-
-    async def _attempt(
-        self,
-        index: int,
-        question: Question,
-        config: Config,
-        engine: Engine,
-        examiner: Examiner | None,
-        outcome: Outcome,
-        count: Count,
-    ) -> Row:
-        """Attempt one question and count it in `outcome`; return its row."""
-        seed = derive_seed(config.seed, question.dataset, question.id)
-        caller.set(Caller(f"{question.dataset}/{question.id}"))
-        choice = config.choice
-        seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, choice.best_of))]
-        attempts = await engine.run([Trajectory(question)] * choice.best_of, seeds=seeds, completed=lambda: count(0))
-        trajectory = await choose(attempts, choice.rule, self._scorer)
-        reading = engine.format.read(trajectory)
-        verdicts = NOT_JUDGED
-        if examiner is not None:
-            verdicts = await examiner.examine(trajectory, reading, outcome.asked)
-        attempt = Attempt(trajectory, reading, verdicts, self.rules)
-        values = outcome.values[index] = attempt_values(attempt)
-        outcome.verdicts[index] = verdicts
-        outcome.ends[str(trajectory.stop_reason)] += 1
-        if not reading.well_formed:
-            outcome.out_of_form[reading.reason] += 1
-        return trajectory_row(attempt, values)
 
 
 def _most_steps(config: Config) -> int:
@@ -431,3 +416,71 @@ def _release_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def sweep(
+    config: Config,
+    temperatures: Sequence[float] | None,
+    max_steps: Sequence[int] | None,
+    max_searches: Sequence[int] | None,
+    top_ks: Sequence[int] | None,
+    rules: Sequence[str] | None,
+) -> list[tuple[Setting, Config]]:
+    """Return every combination with its configuration; settings that are not swept (None) stay as configured.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    choice = config.choice
+    points = itertools.product(
+        temperatures or (config.policy.temperature,),
+        max_steps or (config.format.max_steps,),
+        max_searches or (config.format.max_searches,),
+        top_ks or (config.retrieval.top_k,),
+        (rules or (choice.rule,)) if choice.best_of > 1 else ("",),
+    )
+    configs = {}
+    for temperature, steps, searches, top_k, rule in points:
+        candidates = f"_c{choice.candidates}" if choice.candidates > 1 else ""
+        kept = f"_{rule}-of-{choice.best_of}" if rule else ""
+        tree = config.model_dump(mode="json")
+        tree["choice"]["rule"] = rule or choice.rule
+        tree["policy"]["temperature"] = temperature
+        tree["format"] |= {"max_steps": steps, "max_searches": searches}
+        tree["retrieval"]["top_k"] = top_k
+        configs[Setting(temperature, steps, top_k, candidates + kept, searches)] = validate(Config, tree)
+    return list(configs.items())
+
+
+def varying(config: Config) -> list[str]:
+    """Return the settings that may differ within the folder of one policy."""
+    return [*SWEPT, *_CHOICE, *(name for name in identity(config) if name.startswith(_TREE_SETTINGS))]
+
+
+def folder_name(text: str) -> str:
+    """Return a safe folder name for a policy's address or path.
+
+    >>> folder_name("hf:out/my policy/"), folder_name("http://host:8000/v1")
+    ('my-policy', 'http-host-8000-v1')
+    """
+    last = text if "://" in text else re.split(r"[:/\\]", text.rstrip("/\\"))[-1]
+    return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-._")[:64] or "policy"
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Check that the names of policies can be names of folders.
+
+    Raises:
+        ConfigError: no name is given, one cannot be a folder, or two differ only in case.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        if not _SAFE_NAME.fullmatch(name) or name in _RESERVED or PureWindowsPath(name).is_reserved():
+            raise ConfigError(
+                f"policy name {name!r} cannot be a folder; use up to 64 letters, digits, `.`, `_` and `-`, and none of "
+                f"{', '.join(sorted(_RESERVED))}"
+            )
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            raise ConfigError(f"policies {other!r} and {name!r} would share a folder on some systems; rename one")
+    if not seen:
+        raise ConfigError("no policy to evaluate; name at least one with --policy")

@@ -15,9 +15,7 @@ from reasonrag.core.bootstrap import Column, Difference, Measure, Ratio, add_adj
 from reasonrag.core.config import Config
 from reasonrag.core.text import Rules
 from reasonrag.core.types import Question
-from reasonrag.evaluation.judged import COUNTED_AS, Verdicts
-from reasonrag.evaluation.metrics import METRICS, Metric, Value, hops, kind
-from reasonrag.evaluation.sweep import Setting
+from reasonrag.evaluation.metrics import COUNTED_AS, METRICS, Attempt, Metric, Value, Verdicts, hops, kind
 from reasonrag.storage.folder import versions
 from reasonrag.storage.questions import splits_of_names
 
@@ -28,6 +26,35 @@ Key = tuple[str, str, int, str]
 Intervals = Mapping[str, Mapping[Key, Metrics | None]]  # by group of questions; "" is all of them
 
 UNNAMED = "other"  # kind of the questions that have none, if others have one
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One point of a sweep: temperature, step limit, passages per search, and the candidates to choose from.
+
+    `choice` is the part of the name for them: candidates for each step, and the rule that keeps one of the attempts.
+    `max_searches` None leaves the searches to the step limit.
+    """
+
+    temperature: float
+    max_steps: int
+    top_k: int
+    choice: str = ""
+    max_searches: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the point in files and tables.
+
+        >>> Setting(0.7, 8, 3).name
+        't0.7_s8_k3'
+        >>> Setting(1, 8, 3, "_c4_prm-of-2").name
+        't1_s8_k3_c4_prm-of-2'
+        >>> Setting(0, 8, 3, max_searches=2).name
+        't0_s8_r2_k3'
+        """
+        searches = "" if self.max_searches is None else f"_r{self.max_searches}"
+        return f"t{self.temperature:.12g}_s{self.max_steps}{searches}_k{self.top_k}{self.choice}"
 
 
 @dataclass(slots=True)
@@ -41,6 +68,14 @@ class Outcome:
     ends: Counter[str] = field(default_factory=Counter)  # attempts by stop reason
     out_of_form: Counter[str] = field(default_factory=Counter)  # attempts that are not well-formed, by reason
     asked: Counter[str] = field(default_factory=Counter)  # requests to a judge, as `Examiner.examine` counts them
+
+    def add(self, index: int, attempt: Attempt, values: dict[str, Value]) -> None:
+        """Count a finished attempt at the question at `index`."""
+        self.values[index] = values
+        self.verdicts[index] = attempt.verdicts
+        self.ends[str(attempt.trajectory.stop_reason)] += 1
+        if attempt.reading is not None and not attempt.reading.well_formed:
+            self.out_of_form[attempt.reading.reason] += 1
 
 
 @dataclass(slots=True)
@@ -67,22 +102,37 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     """
     first = results[0]
     splits = splits_of_names(first.config.questions.dataset or "", first.config.questions.split)
-    columns, groups = dict(_columns(results)), _groups(questions)
+    groups = _groups(questions)
+    columns = dict(_columns(results))
     intervals = {by: group_intervals(columns, of_by, seed=first.config.seed) for by, of_by in groups.items()}
     policies: dict[str, Metrics] = {result.name: {} for result in results}
     settings: dict[str, list[Metrics]] = {result.name: [] for result in results}
+    problems: dict[str, list[Metrics]] = {"incomplete": [], "unjudged": []}
     for result, point, outcome in _points(results):
-        metrics = _metrics(result, point, outcome, intervals, groups, questions)
-        policies[result.name][outcome.setting.name] = metrics
-        settings[result.name].append({"name": outcome.setting.name, **asdict(outcome.setting)})
+        name = outcome.setting.name
+        settings[result.name].append({"name": name, **asdict(outcome.setting)})
+        metrics: Metrics = {"policy": result.name, "setting": name}
+        for by, of_by in groups.items():
+            metrics[by] = {}
+            for group, members in of_by.items():
+                metrics[by][group] = _group_metrics(result, point, intervals[by][group])
+                if group:
+                    metrics[by][group]["hops"] = _mean_hops([questions[index] for index in members])
+                    metrics[by][group]["questions"] = len(members)
+        metrics |= metrics["by_kind"].pop("") | _counts(outcome, questions)
+        if result.judge:
+            metrics["judged"] = _judged(result.judge["metrics"], outcome)
+        policies[result.name][name] = metrics
+        for problem, rows in problems.items():
+            found = _missing(result, outcome) if problem == "incomplete" else _unjudged(result, outcome)
+            rows.extend({"policy": result.name, "setting": name, **row} for row in found)
     content = _content(results)
     return {
         **policies[first.name][first.outcomes[0].setting.name],
         "policies": policies,
         "settings": settings,
         "differences": _differences(results, intervals["by_kind"]),
-        "incomplete": list(_incomplete(results, len(questions))),
-        "unjudged": list(_unjudged(results)),
+        **problems,
         "judge": first.judge,
         "dataset": sorted({question.dataset for question in questions}),
         "split": ", ".join(dict.fromkeys(splits.values())) or None,
@@ -96,14 +146,25 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     }
 
 
-def failures(result: PolicyResult, questions: Sequence[Question]) -> list[Metrics]:
-    """Return every question that failed, with its setting and cause."""
-    rows = []
+def policy_metrics(result: PolicyResult, metrics: Metrics, questions: Sequence[Question]) -> Metrics:
+    """Return the contents of a policy's own `metrics.json`, with every question that failed, its setting and cause."""
+    failures = []
     for outcome in result.outcomes:
         for index, cause in sorted(outcome.failures.items()):
-            where = {"dataset": questions[index].dataset, "question_id": questions[index].id}
-            rows.append({"setting": outcome.setting.name, **where, "cause": cause})
-    return rows
+            question = questions[index]
+            failure = {"dataset": question.dataset, "question_id": question.id, "cause": cause}
+            failures.append({"setting": outcome.setting.name, **failure})
+    return {
+        "policy": result.name,
+        "content": result.content,
+        "seed": result.config.seed,
+        "rules": metrics["rules"],
+        "judge": result.judge,
+        "settings": metrics["policies"][result.name],
+        "failures": failures,
+        "calls": result.calls,
+        "versions": metrics["versions"],
+    }
 
 
 def _points(results: Sequence[PolicyResult]) -> Iterator[tuple[PolicyResult, int, Outcome]]:
@@ -122,11 +183,12 @@ def _computed(result: PolicyResult) -> list[Metric]:
 def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
     """Yield every column that needs an interval, `[n]` over the questions."""
     for result, point, outcome in _points(results):
+        baseline = _baseline(results[0], result, point)
         for metric in _computed(result):
             column = _column(outcome, metric)
             yield ("mean", result.name, point, metric.name), column
-            if (usual := _baseline(results[0], result, point)) is not None:
-                yield ("difference", result.name, point, metric.name), Difference(column, _column(usual, metric))
+            if baseline is not None:
+                yield ("difference", result.name, point, metric.name), Difference(column, _column(baseline, metric))
 
 
 def _baseline(baseline: PolicyResult, result: PolicyResult, point: int) -> Outcome | None:
@@ -167,52 +229,30 @@ def _groups(questions: Sequence[Question]) -> dict[str, dict[str, Sequence[int]]
     }
 
 
-def _metrics(
-    result: PolicyResult,
-    point: int,
-    outcome: Outcome,
-    intervals: Mapping[str, Intervals],
-    groups: Mapping[str, Mapping[str, Sequence[int]]],
-    questions: Sequence[Question],
-) -> Metrics:
-    """Return the metrics of one policy at one setting."""
-    by: dict[str, dict[str, Metrics]] = {name: {} for name in groups}
-    for name, of_name in groups.items():
-        for group, members in of_name.items():
-            found = intervals[name][group]
-            metrics: Metrics = {}
-            for metric in _computed(result):
-                metrics[metric.name] = found["mean", result.name, point, metric.name]
-            if group:
-                metrics["hops"] = _mean_hops([questions[index] for index in members])
-                metrics["questions"] = len(members)
-            by[name][group] = metrics
+def _group_metrics(result: PolicyResult, point: int, intervals: Mapping[Key, Metrics | None]) -> Metrics:
+    return {metric.name: intervals["mean", result.name, point, metric.name] for metric in _computed(result)}
+
+
+def _counts(outcome: Outcome, questions: Sequence[Question]) -> Metrics:
+    """Return the counts of a setting. Its searches are those by data set, and by whether an attempt was right."""
+    searches: dict[str, dict[str, Counter[int]]] = {}
+    for question, values in zip(questions, outcome.values, strict=True):
+        if values is not None:
+            by_outcome = searches.setdefault(question.dataset, {"right": Counter(), "wrong": Counter()})
+            by_outcome["right" if values["acc"] else "wrong"][int(values["retrievals"] or 0)] += 1
+    as_json: Metrics = {}
+    for dataset, by_outcome in searches.items():
+        as_json[dataset] = {}
+        for name, counts in by_outcome.items():
+            as_json[dataset][name] = {str(number): count for number, count in sorted(counts.items())}
     scored, total = outcome.ends.total(), len(questions)
     return {
-        "policy": result.name,
-        "setting": outcome.setting.name,
-        **by["by_kind"].pop(""),
-        **by,
         "questions": {"total": total, "scored": scored, "not_tried": total - scored - len(outcome.failures)},
         "failed": dict(sorted(Counter(outcome.failures.values()).items())),
         "ends": dict(sorted(outcome.ends.items())),
         "out_of_form": dict(sorted(outcome.out_of_form.items())),
-        "searches": _searches(outcome, questions),
-        **({"judged": _judged(result.judge["metrics"], outcome)} if result.judge else {}),
+        "searches": as_json,
     }
-
-
-def _searches(outcome: Outcome, questions: Sequence[Question]) -> dict[str, dict[str, dict[str, int]]]:
-    """Count attempts by data set, by whether a golden answer is in theirs, and by their number of searches."""
-    counts: dict[str, dict[str, Counter[int]]] = {}
-    for question, values in zip(questions, outcome.values, strict=True):
-        if values is not None:
-            of_set = counts.setdefault(question.dataset, {"right": Counter(), "wrong": Counter()})
-            of_set["right" if values["acc"] else "wrong"][int(values["retrievals"] or 0)] += 1
-    by_set = {}
-    for name, of_set in counts.items():
-        by_set[name] = {end: {str(n): found[n] for n in sorted(found)} for end, found in of_set.items()}
-    return by_set
 
 
 def _judged(metrics: Sequence[str], outcome: Outcome) -> Metrics:
@@ -249,68 +289,56 @@ def _causes(outcome: Outcome, metric: str) -> dict[str, int]:
 
 def _differences(results: Sequence[PolicyResult], intervals: Intervals) -> list[Metrics]:
     """Return the differences of all metrics; `p_adjusted` is adjusted for as many as have a value."""
-    rows = list(_difference_rows(results, intervals))
+    rows: list[Metrics] = []
+    unknown = {"mean": None, "low": None, "high": None, "n": 0}
+    for result, point, outcome in _points(results):
+        baseline = _baseline(results[0], result, point)
+        for metric in _computed(result) if baseline is not None else ():
+            key = ("difference", result.name, point, metric.name)
+            by_group = {group: of_group[key] for group, of_group in intervals.items()}
+            row = {
+                "policy": result.name,
+                "baseline": results[0].name,
+                "setting": outcome.setting.name,
+                "baseline_setting": baseline.setting.name if baseline else "",
+                "metric": metric.name,
+            }
+            rows.append(row | (by_group.pop("") or unknown) | {"by_kind": by_group})
     add_adjusted([row for row in rows if row["mean"] is not None])
     return rows
 
 
-def _difference_rows(results: Sequence[PolicyResult], intervals: Intervals) -> Iterator[Metrics]:
-    baseline = results[0]
-    unknown = {"mean": None, "low": None, "high": None, "n": 0}
-    for result, point, outcome in _points(results):
-        if (usual := _baseline(baseline, result, point)) is None:
-            continue
-        for metric in _computed(result):
-            key = ("difference", result.name, point, metric.name)
-            by_group = {group: of_group[key] for group, of_group in intervals.items()}
-            yield {
-                "policy": result.name,
-                "baseline": baseline.name,
-                "setting": outcome.setting.name,
-                "baseline_setting": usual.setting.name,
-                "metric": metric.name,
-                **(by_group.pop("") or unknown),
-                "by_kind": by_group,
-            }
+def _missing(result: PolicyResult, outcome: Outcome) -> Iterator[Metrics]:
+    """Yield how many questions are missing at a setting, if they are more than `run.max_failed` allows."""
+    missing = len(outcome.values) - outcome.ends.total()
+    if missing > result.config.run.max_failed * len(outcome.values):
+        yield {"missing": missing, "causes": dict(sorted(Counter(outcome.failures.values()).items()))}
 
 
-def _incomplete(results: Sequence[PolicyResult], total: int) -> Iterator[Metrics]:
-    """Yield the settings at which more questions are missing than `run.max_failed` allows."""
-    for result, _, outcome in _points(results):
-        missing = total - outcome.ends.total()
-        if missing > result.config.run.max_failed * total:
-            causes = dict(sorted(Counter(outcome.failures.values()).items()))
-            yield {"policy": result.name, "setting": outcome.setting.name, "missing": missing, "causes": causes}
-
-
-def _unjudged(results: Sequence[PolicyResult]) -> Iterator[Metrics]:
-    """Yield the settings at which more verdicts failed than `run.max_failed` allows: the known ones may be biased.
+def _unjudged(result: PolicyResult, outcome: Outcome) -> Iterator[Metrics]:
+    """Yield the metrics for which more verdicts failed than `run.max_failed` allows: the known ones may be biased.
 
     It is a share of the verdicts, or of the questions if few have a verdict: one failure of nine is not an outage.
     """
-    for result, _, outcome in _points(results):
-        for metric in result.judge["metrics"] if result.judge else ():
-            failed = sum(_causes(outcome, metric).values())
-            asked = outcome.asked[f"{COUNTED_AS[metric]}.asked"]
-            if failed > result.config.run.max_failed * max(asked, len(outcome.values)):
-                at = {"policy": result.name, "setting": outcome.setting.name, "metric": metric}
-                yield {**at, "failed": failed, "asked": asked}
+    for metric in result.judge["metrics"] if result.judge else ():
+        failed = sum(_causes(outcome, metric).values())
+        asked = outcome.asked[f"{COUNTED_AS[metric]}.asked"]
+        if failed > result.config.run.max_failed * max(asked, len(outcome.values)):
+            yield {"metric": metric, "failed": failed, "asked": asked}
 
 
 def _content(results: Sequence[PolicyResult]) -> Metrics:
     """Return checksums and settings of the run, without any path."""
-    return {
-        **{name: results[0].content[name] for name in ("questions", "corpus")},
-        "policies": {
-            result.name: {
-                "policy": result.content["policy"],
-                **how_asked(result.config, result.content["prompts"]),
-                **({"prm": prm} if (prm := result.content.get("prm")) else {}),
-                **({"judge_prompts": result.judge["prompts"]} if result.judge else {}),
-            }
-            for result in results
-        },
-    }
+    policies = {}
+    for result in results:
+        described = {"policy": result.content["policy"], **how_asked(result.config, result.content["prompts"])}
+        if "prm" in result.content:
+            described["prm"] = result.content["prm"]
+        if result.judge:
+            described["judge_prompts"] = result.judge["prompts"]
+        policies[result.name] = described
+    first = results[0].content
+    return {"questions": first["questions"], "corpus": first["corpus"], "policies": policies}
 
 
 def how_asked(config: Config, prompts: str) -> Metrics:

@@ -1,17 +1,32 @@
-"""The tables of an evaluation, built from `metrics.json`; the report, the terminal and the HTML pages print them."""
+"""The tables of an evaluation, built from `metrics.json`, and its Markdown page and curves.
+
+The report, the terminal and the HTML pages print these tables. Names of kinds and data sets come from outside: they are
+shown on one line, without markup. No text of a model is shown.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from reasonrag.core.bootstrap import FALSE_DISCOVERIES
-from reasonrag.core.table import Bold, Table
+from reasonrag.core.plots import Line, Panel
+from reasonrag.core.table import Bold, Table, inert_markdown
 from reasonrag.evaluation.metrics import METRICS, Metric, Place
+from reasonrag.storage.files import save_charts, write_text
 
 Metrics = Mapping[str, Any]
 
 FEW = 10  # an interval over fewer questions than this is hardly informative
+_AXES = {
+    "max_searches": "most retrievals",
+    "max_steps": "step limit",
+    "top_k": "passages per search",
+    "temperature": "temperature",
+}
+_FIXED = {*_AXES, "choice"}
 
 
 def interval_text(interval: Metrics | None, *, digits: int = 3, scale: float = 1.0, signed: bool = False) -> str:
@@ -31,27 +46,18 @@ def interval_text(interval: Metrics | None, *, digits: int = 3, scale: float = 1
 
 
 def is_certain(difference: Metrics | None) -> bool:
-    """Return whether a difference has a sign: at most 5 % of the certain differences may be chance.
-
-    It needs `FEW` questions or more. A file of an earlier version has no adjusted p-value: there the interval has to
-    exclude 0.
-    """
+    """Return whether a difference has a sign: over `FEW` questions, and at most 5 % of the certain ones are chance."""
     if difference is None or difference["mean"] is None or difference["n"] < FEW:
         return False
-    if "p_adjusted" in difference:
-        return bool(difference["p_adjusted"] <= FALSE_DISCOVERIES)
-    return bool(difference["low"] > 0 or difference["high"] < 0)
+    return bool(difference.get("p_adjusted", 1.0) <= FALSE_DISCOVERIES)
 
 
 def bold_note(differences: Iterable[Metrics]) -> str:
     """Return a sentence on which of these differences, the only ones of a page, are bold."""
     tests = sum("p_adjusted" in difference for difference in differences)
-    if not tests:  # written by an earlier version
-        return f"**Bold**: the interval excludes 0, over {FEW} questions or more; not adjusted for many comparisons."
-    share = f"{100 * FALSE_DISCOVERIES:g} %"
     return (
-        f"**Bold**: certain, adjusted for {tests} comparisons so that at most {share} of the bold ones are expected to "
-        f"be chance (Benjamini and Hochberg, 1995), and over {FEW} questions or more."
+        f"**Bold**: certain, adjusted for {tests} comparisons so that at most {100 * FALSE_DISCOVERIES:g} % of the "
+        f"bold ones are expected to be chance (Benjamini and Hochberg, 1995), and over {FEW} questions or more."
     )
 
 
@@ -88,9 +94,8 @@ def differences_table(metrics: Metrics, place: Place | None = None, policies: Co
     for difference in metrics["differences"]:
         policy, setting, baseline = difference["policy"], difference["setting"], difference["baseline"]
         # A policy with a top-k of its own has other settings than the baseline.
-        baseline_setting = difference.get("baseline_setting", setting)
-        if baseline_setting != setting:
-            baseline += f" at {baseline_setting}"
+        if difference["baseline_setting"] != setting:
+            baseline += f" at {difference['baseline_setting']}"
         if policies is None or policy in policies:
             by_point.setdefault((policy, setting, baseline), {})[difference["metric"]] = difference
     rows = []
@@ -106,70 +111,62 @@ def differences_table(metrics: Metrics, place: Place | None = None, policies: Co
 
 
 def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
-    """Return all tables of an evaluation, given its `metrics.json`; skip a table without rows."""
+    """Return all tables of an evaluation, given its `metrics.json`; those without rows are not to be shown."""
     shown = measured(metrics)
-    kinds: list[list[object]] = []
-    searches: list[list[str]] = []
-    verdicts: list[list[str]] = []
-    out_of_form: list[list[str]] = []
-    failures: list[list[str]] = []
+    rows: defaultdict[str, list[list[object]]] = defaultdict(list)
     for policy, setting, at_setting in points(metrics):
         point = (policy, setting)
         for kind, of_kind in at_setting["by_kind"].items():
             count = of_kind["em"]["n"] if of_kind["em"] else 0
             hops = "" if of_kind["hops"] is None else f"{of_kind['hops']:g}"
-            kinds.append([kind, *point, count, hops, *_means(of_kind, shown)])
-        for dataset, ends in at_setting.get("searches", {}).items():  # not in files of earlier versions
-            searches += _search_rows(dataset, point, ends)
+            rows["kinds"].append([kind, *point, count, hops, *_means(of_kind, shown)])
+        for dataset, by_outcome in at_setting["searches"].items():
+            for outcome, attempts in by_outcome.items():
+                if attempts:
+                    rows["searches"].append([dataset, *point, outcome, *_shares(attempts)])
         for name in metrics["judge"]["metrics"] if metrics["judge"] else ():
             counts = at_setting["judged"][name]
             failed = ", ".join(f"{cause} {count}" for cause, count in counts["failed"].items()) or "none"
-            verdicts.append([*point, METRICS[name].label, f"{counts['known']:,}", f"{counts['unknown']:,}", failed])
+            verdicts = (f"{counts['known']:,}", f"{counts['unknown']:,}")
+            rows["judge"].append([*point, METRICS[name].label, *verdicts, failed])
         for reason, count in at_setting["out_of_form"].items():
-            out_of_form.append([*point, reason, f"{count:,}"])
+            rows["out_of_form"].append([*point, reason, f"{count:,}"])
         causes = dict(at_setting["failed"])
         if at_setting["questions"]["not_tried"]:
             causes["not tried: too many had failed"] = at_setting["questions"]["not_tried"]
         for cause, count in causes.items():
-            failures.append([*point, cause, f"{count:,}"])
-    kinds.sort(key=lambda row: str(row[0]))  # brings the policies of a kind together
-    at = ["policy", "setting"]
-    return {
-        "results": results_table(metrics),
-        "differences": differences_table(metrics),
-        "kinds": Table("By kind of question", ["kind", *at, "n", "hops", *_labels(shown)], kinds, heads=3),
-        "searches": Table(
+            rows["failures"].append([*point, cause, f"{count:,}"])
+    rows["kinds"].sort(key=lambda row: str(row[0]))  # brings the policies of a kind together
+    heads = {
+        "kinds": ("By kind of question", ["kind", "policy", "setting", "n", "hops", *_labels(shown)]),
+        "searches": (
             "Searches of right and of wrong attempts, by ACC",  # Search-P1, Table 7 and Fig. 6b
-            ["data set", *at, "attempts", "n", "searches", "none", "1", "2", "3 or more"],
-            searches,
-            heads=4,
+            ["data set", "policy", "setting", "attempts", "n", "searches", "none", "1", "2", "3 or more"],
         ),
-        "judge": Table(
+        "judge": (
             "Verdicts of the judge; a failed one is unknown, and is not a score",
-            [*at, "metric", "verdicts", "unknown", "failed, by cause"],
-            verdicts,
-            heads=3,
+            ["policy", "setting", "metric", "verdicts", "unknown", "failed, by cause"],
         ),
-        "policies": _policies_table(metrics),
-        "out_of_form": Table(
+        "out_of_form": (
             "Attempts that are not well-formed, by the gravest reason",
-            [*at, "reason", "attempts"],
-            out_of_form,
-            heads=3,
+            ["policy", "setting", "reason", "attempts"],
         ),
-        "failures": Table("Questions set aside, by cause", [*at, "cause", "questions"], failures, heads=3),
+        "failures": ("Questions set aside, by cause", ["policy", "setting", "cause", "questions"]),
     }
+    tables = {"results": results_table(metrics), "differences": differences_table(metrics)}
+    for name, (title, columns) in heads.items():
+        tables[name] = Table(title, columns, rows[name], heads=4 if name == "searches" else 3)
+    return tables | {"policies": _policies_table(metrics)}
 
 
-def _search_rows(dataset: str, point: tuple[str, str], ends: Metrics) -> Iterator[list[str]]:
-    """Yield the number of searches in correct and incorrect attempts, given their counts by that number."""
-    for end, by_searches in ends.items():
-        attempts = sum(by_searches.values())
-        if attempts:
-            mean = sum(int(searches) * count for searches, count in by_searches.items()) / attempts
-            few = [by_searches.get(searches, 0) for searches in "012"]
-            shares = [f"{count / attempts:.1%}" for count in (*few, attempts - sum(few))]
-            yield [dataset, *point, end, str(attempts), f"{mean:.2f}", *shares]
+def _shares(attempts: Mapping[str, int]) -> Iterator[str]:
+    """Yield the number of attempts, their mean searches, and the shares with 0, 1, 2 and more of them."""
+    total = sum(attempts.values())
+    yield str(total)
+    yield f"{sum(int(searches) * count for searches, count in attempts.items()) / total:.2f}"
+    fewest = [attempts.get(searches, 0) for searches in "012"]
+    for count in (*fewest, total - sum(fewest)):
+        yield f"{count / total:.1%}"
 
 
 def _policies_table(metrics: Metrics) -> Table:
@@ -201,3 +198,74 @@ def _means(intervals: Metrics, shown: Iterable[Metric]) -> list[str]:
 
 def _labels(shown: Iterable[Metric]) -> list[str]:
     return [metric.label for metric in shown]
+
+
+def summary_table(metrics: Metrics) -> Table:
+    """Return the main metrics of every policy and setting, for the terminal."""
+    datasets = ", ".join(metrics["dataset"]) or "?"
+    title = f"{metrics['questions']['total']} questions of {datasets}, 95 % bootstrap intervals"
+    return results_table(metrics, "terminal", title=title)
+
+
+def write_report(metrics: Metrics, out: Path) -> list[Path]:
+    """Write `report.md` and `plots/`, and remove plots of an earlier evaluation; return the files written."""
+    for earlier in (out / "plots").glob("*.*"):
+        earlier.unlink()
+    panels = sweep_panels(metrics)
+    plots = save_charts(out / "plots" / "sweeps", panels) if panels else []
+    write_text(out / "report.md", "\n".join(_page(metrics, plots)) + "\n")
+    return [out / "report.md", *plots]
+
+
+def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
+    judge = metrics["judge"] or {"model": "", "prompts": ""}
+    notes = {
+        "policies": "A setting is named by temperature (t), step limit (s) and passages per search (k). Calls and "
+        "tokens count everything in the policy's folder, also other settings of a sweep.",
+        "results": "A missing answer scores 0; a question that failed because of a backend is not scored.",
+        "judge": f"Judged by {inert_markdown(judge['model'])} (prompts {judge['prompts']}). OSR and USR are over all "
+        "known steps of all attempts, right or wrong (HiPRAG, eq. 2). A verdict is unknown if the judge failed, or if "
+        "the step says nothing that can be judged.",
+        "differences": " ".join(
+            [bold_note(metrics["differences"]), *(f"{inert_markdown(text)}." for text in metrics["asked_differently"])]
+        ),
+        "kinds": "Hops: searches that a question needs, according to the data set.",
+        "failures": "These questions are not scored; the same command tries them again.",
+    }
+    datasets = inert_markdown(", ".join(metrics["dataset"]) or "unnamed")
+    split = f", {inert_markdown(metrics['split'])}" if metrics["split"] else ""
+    yield from ["# Evaluation", "", f"- data set: {datasets}{split}"]
+    yield f"- questions: {metrics['questions']['total']} (checksum {metrics['content']['questions']})"
+    yield f"- corpus: checksum {inert_markdown(metrics['content']['corpus'])}"
+    yield f"- seed: {metrics['seed']}; rules of the metrics: {metrics['rules']}"
+    yield f"- versions: {', '.join(f'{name} {version}' for name, version in metrics['versions'].items())}"
+    for metric in measured(metrics):
+        yield f"- {metric.label}: {metric.help}"
+    tables = evaluation_tables(metrics)
+    for name in ("policies", "results", "judge", "out_of_form", "differences", "kinds", "searches", "failures"):
+        if tables[name].rows:
+            yield from ["", f"## {tables[name].title}", ""]
+            if name in notes:
+                yield from [notes[name], ""]
+            yield from tables[name].markdown()
+    if plots:
+        yield from ["", "## Sweeps", "", "![sweeps](plots/sweeps.svg)"]
+
+
+def sweep_panels(metrics: Metrics) -> list[Panel]:
+    """Return EM over each setting that was swept, the others at their first value (arXiv:2505.14069, Fig. 6 and 7)."""
+    panels = []
+    for axis, name in _AXES.items():
+        lines = []
+        for policy, settings in metrics["settings"].items():
+            first, points = settings[0], {}
+            on_axis = [setting for setting in settings if all(setting[key] == first[key] for key in _FIXED - {axis})]
+            for setting in sorted(on_axis, key=lambda setting: float(setting[axis] or 0)):
+                if em := metrics["policies"][policy][setting["name"]]["em"]:
+                    points[setting[axis]] = em
+            if len(points) > 1:
+                bounds = ([em[bound] for em in points.values()] for bound in ("mean", "low", "high"))
+                lines.append(Line(policy, list(points), *bounds))
+        if lines:
+            panels.append(Panel(f"EM over {name}", name, "EM", tuple(lines)))
+    return panels

@@ -18,8 +18,7 @@ from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.plots import Bar, BarChart, Panel
 from reasonrag.core.text import normalize_answer
 from reasonrag.evaluation.metrics import METRICS
-from reasonrag.evaluation.report import sweep_panels
-from reasonrag.evaluation.tables import bold_note, evaluation_tables, measured, points
+from reasonrag.evaluation.tables import bold_note, evaluation_tables, measured, points, sweep_panels
 from reasonrag.formats import FORMATS
 from reasonrag.report.site import ListRow, Page, TextPool, chart, number, open_site, reading
 from reasonrag.storage.files import require_json
@@ -71,7 +70,7 @@ def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
                     label = _label(metrics, policy, setting)
                     bars.append(Bar("mean", label, interval["mean"], interval["low"], interval["high"]))
             if bars:
-                charts.append(BarChart(metric.title, "mean and 95 % interval", tuple(bars)))
+                charts.append(BarChart(metric.label, "mean and 95 % interval", tuple(bars)))
         overview = {
             "metrics": metrics,
             "tables": [table for table in evaluation_tables(metrics).values() if table.rows],

@@ -351,14 +351,6 @@ class Journal:
         prefix, known = self._known[question]
         return prefix + bytes.fromhex(key), known
 
-    def absorb(self, path: Path) -> None:
-        """Copy the calls of another journal that this one lacks."""
-        Journal(path).close()  # brings it to this version
-        self._row("ATTACH DATABASE ? AS other", (str(path),))
-        self._row(f"INSERT OR IGNORE INTO calls ({_CALL}) SELECT {_CALL} FROM other.calls")
-        self._row("DETACH DATABASE other")
-        self._known.clear()
-
     async def put_tree(self, dataset: str, question_id: str, blob: bytes) -> None:
         """Store a finished tree, packed by `parquet.pack`, and delete the question's earlier failure."""
         question_key = (dataset, question_id)

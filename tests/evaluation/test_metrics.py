@@ -20,8 +20,17 @@ from reasonrag.core.types import (
     StopReason,
     Trajectory,
 )
-from reasonrag.evaluation.judged import NOT_JUDGED, StepCounts, Verdicts
-from reasonrag.evaluation.metrics import METRICS, Attempt, attempt_values, hops, kind, trajectory_row
+from reasonrag.evaluation.metrics import (
+    METRICS,
+    NOT_JUDGED,
+    Attempt,
+    StepCounts,
+    Verdicts,
+    attempt_values,
+    hops,
+    kind,
+    trajectory_row,
+)
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.formats.base import last_tag
 from reasonrag.storage.parquet import read_parquet, write_parquet

@@ -10,7 +10,6 @@ import pytest
 
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
-from reasonrag.core.types import Shard
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import trajectory_schema
@@ -75,7 +74,7 @@ def test_the_same_again_makes_no_call_and_writes_the_same_files(questions, tmp_p
     evaluate(configs, tmp_path / "out")
     assert not RECORD.calls
     assert digests(tmp_path / "out") == before
-    assert len(before) == 2 * 3 + 2 + 2  # config, metrics, trajectories a policy; metrics, report; one plot twice
+    assert len(before) == 2 * 3 + 2  # config, metrics, trajectories a policy; metrics, report
 
 
 def test_concurrency_changes_no_result(questions, tmp_path):
@@ -244,21 +243,3 @@ def test_importing_evaluation_imports_nothing_heavy():
     heavy = "{'numpy', 'torch', 'matplotlib', 'pyarrow', 'transformers'}"
     code = f"import sys, reasonrag.evaluation.run; sys.exit(not {heavy}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_shards_are_evaluated_once_and_the_report_is_that_of_one_evaluation(questions, tmp_path):
-    configs = toys(questions, "direct", "searcher")
-    evaluate(configs, tmp_path / "whole", temperatures=(0, 1))
-    calls = RECORD.calls
-    RECORD.clear()
-    for number in (2, 0, 1):
-        shard = Evaluation(configs, tmp_path / "out", temperatures=(0, 1), shard=Shard(number, 3))
-        shard.run_policies()
-        assert shard.was_last == (number == 1)
-    assert RECORD.calls == calls
-    evaluate(configs, tmp_path / "out", temperatures=(0, 1))
-    assert RECORD.calls == calls
-    whole, out = digests(tmp_path / "whole"), digests(tmp_path / "out")
-    assert whole == {name: digest for name, digest in out.items() if "shards/" not in name}
-    with pytest.raises(RunError, match="built in 3 shards, not in 4"):
-        Evaluation(configs, tmp_path / "out", shard=Shard(0, 4)).run_policies()

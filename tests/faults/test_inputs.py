@@ -26,7 +26,7 @@ from reasonrag.core.errors import ConfigError, DataError, ReasonRAGError, RunErr
 from reasonrag.core.settings import named_path, parse_assignment
 from reasonrag.core.text import parse_json, redact
 from reasonrag.dpo.preferences import Unusable, as_pair, read_row
-from reasonrag.evaluation.sweep import check_names
+from reasonrag.evaluation.run import check_names
 from reasonrag.formats import open_format
 from reasonrag.publish.hub import check_target
 from reasonrag.storage.questions import load_questions

@@ -75,7 +75,7 @@ def test_intervals_of_formats_and_data_sets_can_be_computed_anew(compared, out):
 
 
 def test_a_curve_over_retrievals_pays_for_forced_answers_alone(tmp_path):
-    from reasonrag.evaluation.report import sweep_panels
+    from reasonrag.evaluation.tables import sweep_panels
 
     questions = write_questions(tmp_path / "toy.jsonl")
     RECORD.clear()

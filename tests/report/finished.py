@@ -10,10 +10,8 @@ from typing import Any
 
 from reasonrag.core.config import load_config
 from reasonrag.core.types import Answer, Completion, Passage, Question, Search, Step, StopReason, Trajectory
-from reasonrag.evaluation.judged import NOT_JUDGED
-from reasonrag.evaluation.metrics import Attempt, attempt_values, trajectory_row
-from reasonrag.evaluation.summary import Outcome, PolicyResult, failures, summarize
-from reasonrag.evaluation.sweep import Setting
+from reasonrag.evaluation.metrics import NOT_JUDGED, Attempt, attempt_values, trajectory_row
+from reasonrag.evaluation.summary import Outcome, PolicyResult, Setting, policy_metrics, summarize
 from reasonrag.formats import FORMATS
 from reasonrag.formats.base import Reading
 from reasonrag.online_rl.collector import Batch, Group, Sample
@@ -142,7 +140,7 @@ def write_evaluation(
     results = [_result(folder, name, p, asked, failing, settings, text) for p, name in enumerate(policies)]
     figures = summarize(results, asked, rules="house")
     for result in results:
-        own = {"policy": result.name, "failures": failures(result, asked)}
+        own = policy_metrics(result, figures, asked)
         write_text(folder / result.name / "metrics.json", json.dumps(own))
     write_text(folder / "metrics.json", json.dumps(figures))
     return folder
