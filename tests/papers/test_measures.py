@@ -71,11 +71,6 @@ def test_a_sign_counts_only_if_it_survives_the_adjustment_over_ten_questions(mea
     assert verdict({"mean": mean, "low": 0.1, "high": 0.3, "p_adjusted": p, "n": n}, paper) == expected
 
 
-@pytest.mark.parametrize(("low", "expected"), [(0.1, "agree"), (0.0, "undecided")])
-def test_in_results_of_an_earlier_version_the_interval_decides(low, expected):
-    assert verdict({"mean": 0.2, "low": low, "high": 0.3, "n": 10}, 5.9) == expected
-
-
 def test_nothing_measured_has_no_sign():
     assert sign(None) is None and verdict(None, 5.9) == "unknown"
 

@@ -112,11 +112,18 @@ def report(folder: Path, policies: dict[str, str], *, em: float = 0.75) -> Path:
     def measured(mean: float) -> Row:
         return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": 20}
 
+    settings = ("setting", "baseline_setting")
     figures = {
         "policies": {name: {"t0_s8_k1": {"em": measured(em), "questions": {"scored": 20}}} for name in policies},
         "content": {"policies": {name: {"policy": identity} for name, identity in policies.items()}},
         "differences": [
-            {"policy": name, "baseline": "base", "setting": "t0_s8_k1", "metric": "em", **measured(0.05)}
+            {
+                "policy": name,
+                "baseline": "base",
+                "metric": "em",
+                **dict.fromkeys(settings, "t0_s8_k1"),
+                **measured(0.05),
+            }
             for name in list(policies)[1:]
         ],
         "dataset": ["demo"],
