@@ -97,6 +97,7 @@ class ChatTemplate:
 
         Jinja's sandbox keeps a template from the machine, but limits neither, so a child process tries it first.
         """
+        # A child by fork has the tokenizer already; a new process would load it, in seconds.
         child = os.fork()
         if not child:
             try:
@@ -185,10 +186,12 @@ class ChatTemplate:
         """
         finder, contents, normalises = self._added
         while normalises or any(content in text for content in contents):
+            # Again after each change: what is left of two tokens may be a third one.
             encoding = finder.encode(text, add_special_tokens=False)
             chars = list(text)
             for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
                 token = text[start:end].lstrip()
+                # Id 0 is text without a token. A tag of the format would be changed by `inert`, and stays.
                 if id and token and inert(token) == token:
                     first = unicodedata.normalize("NFKC", token[0])
                     chars[end - len(token)] = OPENINGS.get(first, " ")
@@ -306,7 +309,8 @@ def chat_with_tools(messages: Sequence[Message], *, as_sent: bool = False) -> di
     """
     chat: list[dict[str, Any]] = []
     tools: dict[str, Any] = {}
-    waiting: list[dict[str, Any]] = []  # calls without a result
+    # Calls without a result, which come in the order of the calls.
+    waiting: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         content = valid_unicode(message.content)
         if message.role == "tools":

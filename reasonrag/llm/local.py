@@ -137,6 +137,7 @@ class TransformersLLM:
         No request may be running when this ends. The model is in evaluation mode in the block, and restored afterwards.
         """
         training = model.training
+        # Dropout would make another text of each request, and gradient checkpointing turns the cache off.
         self._take(model)
         model.eval()
         try:
@@ -170,6 +171,7 @@ class TransformersLLM:
             )
         self.model = model
         self._end_ids = end_token_ids(model, self.chat)
+        # Some models have no such bound, or None there.
         self._context = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
@@ -207,8 +209,10 @@ class TransformersLLM:
             raise LLMError(f"{self.name}: {problem}", cause="context_overflow")
         max_tokens = min(sampling.max_tokens, room)
         seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
-        seeds = range(seed, seed + sampling.n)
-        return [_Row(prompt_ids, sampling, max_tokens, prompt.stop, Random(own)) for own in seeds]
+        rows = []
+        for row_seed in range(seed, seed + sampling.n):
+            rows += [_Row(prompt_ids, sampling, max_tokens, prompt.stop, Random(row_seed))]
+        return rows
 
     def _work(self) -> None:
         waiting: list[_Row] = []
@@ -254,6 +258,7 @@ class TransformersLLM:
         cache, running = None, list(rows)
         with torch.no_grad():  # not inference_mode: a model in training may keep a tensor that is made here
             while running:
+                # `[B, P]` positions without the padding; of the last token alone once the prompts are computed.
                 positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
                 output = self.model(
                     input_ids=input_ids,
@@ -263,6 +268,7 @@ class TransformersLLM:
                     use_cache=True,
                     logits_to_keep=1,
                 )
+                # `[B, V]` in float32: a softmax over many words loses too much in bfloat16.
                 logits = output.logits[:, -1].float()
                 if cache is None:
                     cache = output.past_key_values
@@ -287,6 +293,7 @@ class TransformersLLM:
         """Add a token to each row, and give out those that it ends; return the numbers of the others."""
         left = []
         for number, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
+            # Done earlier, or cancelled by its caller.
             if row.future.done():
                 continue
             row.token_ids.append(token)
@@ -344,6 +351,7 @@ def _choose(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
     """Return the next token of each row and its log-probability, `[B]` each, from `[B, V]` logits."""
     import torch
 
+    # Greedy rows report log-probabilities at temperature 1.
     temperatures = torch.tensor([row.sampling.temperature for row in rows], device=logits.device)[:, None]
     is_greedy = temperatures[:, 0] == 0
     probabilities = torch.softmax(logits / torch.where(temperatures == 0, 1, temperatures), dim=-1)
@@ -373,6 +381,7 @@ def nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """Zero all but the most likely words that together reach `[B, 1]` top_p; of equal words the first stay."""
     import torch
 
+    # Sums before each word: the first one stays, whatever its mass.
     ordered, words = probabilities.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
     # Rounding may keep the whole mass below 1, and then no word is cut.
@@ -403,6 +412,7 @@ def sampled_completion(
         why = f"its weights hold NaN or infinities, first in {broken}" if broken else "its activations overflow"
         remedy = "take an earlier checkpoint, or copy its files again" if broken else "load it in float32 or bfloat16"
         raise RunError(f"the policy's probabilities are not finite numbers: {why}; {remedy}")
+    # The end token decodes to nothing, and stays in the ids.
     text = chat.decode(token_ids)
     return Completion(
         cut_at_stop(text, stop) or text,

@@ -32,6 +32,7 @@ def public_name(path_or_name: str) -> str:
     >>> public_name("Qwen/Qwen2.5-7B-Instruct"), public_name("/models/mine/"), public_name("./out/policy")
     ('Qwen/Qwen2.5-7B-Instruct', 'mine', 'policy')
     """
+    # A path tells where something is on this machine, which does not belong into data sets.
     path = named_path(path_or_name)
     if path.is_absolute() or path_or_name.startswith(".") or path.is_dir():
         return path.resolve().name
@@ -174,6 +175,7 @@ def weights_of(path_or_name: str, revision: str | None = None) -> Weights | None
     parameters = size = 0
     for file in folder.glob("*.safetensors") if folder else ():
         try:
+            # Eight bytes with the length of the header, little-endian, then JSON.
             with file.open("rb") as opened:
                 header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
             header.pop("__metadata__", None)

@@ -127,7 +127,7 @@ def completions(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> 
     if output is None or not output.outputs:
         raise LLMError("vLLM ended a request without an output", cause="engine")
     prompt_ids = tuple(output.prompt_token_ids or ())
-    made = []
+    finished = []
     for index, choice in enumerate(sorted(output.outputs, key=lambda c: c.index)):
         token_ids = tuple(choice.token_ids)
         text = cut_at_stop(choice.text, stop) or choice.text
@@ -137,8 +137,8 @@ def completions(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> 
             steps = zip(choice.logprobs, token_ids, strict=True)
             logprobs = tuple(float(alternatives[token].logprob) for alternatives, token in steps)
         counts = (0 if index else len(prompt_ids), len(token_ids), 0 if index else output.num_cached_tokens)
-        made.append(Completion(text, finish_reason, token_ids, logprobs, prompt_ids, *counts))
-    return tuple(made)
+        finished.append(Completion(text, finish_reason, token_ids, logprobs, prompt_ids, *counts))
+    return tuple(finished)
 
 
 def open_vllm(address: ModelAddress, config: ModelConfig) -> VLLMEngine:

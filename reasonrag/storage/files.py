@@ -33,12 +33,14 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         OSError: the disk is full, ...; `filename` is that of `path`.
     """
+    # In the same folder, as a rename is one step within a file system only; hidden, so that no pattern finds it.
     temporary = path.with_name(f".{path.name.lstrip('.')}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
         with naming(path), temporary.open("xb") as file:
             yield file
             file.flush()
+            # Without it, a power cut may leave the new name with no bytes behind it.
             os.fsync(file.fileno())
         temporary.replace(path)
         fsync_folder(path.parent)
@@ -63,8 +65,8 @@ def place(source: Path, target: Path, *, link: bool = True) -> Path:
         if link:
             os.link(source.resolve(), target)
             return target
-    with source.open("rb") as held, writing(target) as file:
-        shutil.copyfileobj(held, file, 1 << 20)
+    with source.open("rb") as original, writing(target) as file:
+        shutil.copyfileobj(original, file, 1 << 20)
     return target
 
 
@@ -155,14 +157,16 @@ def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator
 
 def open_lock(path: Path) -> int:
     """Open a lock file, created if it is missing; raise RunError if it is a link, or anything but a file."""
+    # O_NOFOLLOW: a lock file that leads elsewhere would have its target emptied. O_NONBLOCK: a pipe would wait.
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a symbolic link, a folder, a socket
             raise
     else:
-        found = os.fstat(handle)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        status = os.fstat(handle)
+        # A second name may stand anywhere, and its file is of someone else.
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
             return handle
         os.close(handle)
     raise RunError(f"{path} is a link, a folder or a device, where a lock file should be; delete it")
@@ -195,9 +199,9 @@ def difference(path: Path, size: int, digest: str = "") -> str:
     'is missing'
     """
     try:
-        found = path.stat().st_size
-        if found != size:
-            return f"has {found} bytes, not {size}"
+        actual_size = path.stat().st_size
+        if actual_size != size:
+            return f"has {actual_size} bytes, not {size}"
         return "" if not digest or size_and_digest(path)[1] == digest else "is damaged: its checksum differs"
     except FileNotFoundError:
         return "is missing"

@@ -119,7 +119,8 @@ class Folder:
         advice = "bring it back from a copy, or choose a new folder for --out"
         facts = require_json(self._record, advice)
         checksum = facts.pop("checksum", None)
-        if checksum is None:  # version 0.1.0 wrote the identity of a training run alone
+        # Version 0.1.0 wrote the identity of a training run alone.
+        if checksum is None:
             return {"identity": facts}
         if checksum != short_hash(facts):
             raise RunError(f"{self._record} was changed since it was written; {advice}")
@@ -128,6 +129,7 @@ class Folder:
     def note(self, **facts: Any) -> None:
         """Add facts to the record, in JSON; they are on disk when this returns."""
         before = self.facts()
+        # Through JSON, so that a tuple equals the list that a later process reads.
         after = before | json.loads(json.dumps(facts))
         if self._record is not None and after != before:
             self._record.parent.mkdir(exist_ok=True)
@@ -138,8 +140,8 @@ class Folder:
 
         `defaults` has the values of settings that are younger than the folder.
         """
-        held = self.facts().get("identity")
-        return differences(held, identity, defaults) if held else ""
+        recorded = self.facts().get("identity")
+        return differences(recorded, identity, defaults) if recorded else ""
 
     def check_same(self, identity: Mapping[str, Any], defaults: Section) -> None:
         """Raise RunError, which names the settings that differ, if the folder holds work with another identity."""
@@ -157,6 +159,7 @@ def first_usable(
 
     So the same command resumes its work, and another configuration gets another folder.
     """
+    # A data set's name may be a path or a Hub name, with signs that a folder's name should not have.
     name = re.sub(r"[^\w.+-]+", "-", name).strip("-.")[:80] or "run"
     for number in itertools.count(1):
         folder = folder_at(RUNS / (name if number == 1 else f"{name}-{number}"))
@@ -259,7 +262,8 @@ class RunFolder(Folder):
             RunError: another process uses the folder, or it holds other files or another run.
         """
         folder = cls(path, config, content, varying=varying, shard=shard)
-        if shard != WHOLE:  # before a folder of the shard exists
+        # The run is checked before a folder of the shard exists: a wrong number of shards should leave none.
+        if shard != WHOLE:
             with folder.whole() as run:
                 run.check_shards(shard.of)
                 folder.begun = run.begun
@@ -273,7 +277,8 @@ class RunFolder(Folder):
                         "copy, or choose a new folder for --out"
                     )
                 folder.begun = True
-                folder.note(identity=folder.identity)  # with a commit of the Hub that was not known then
+                # With a commit of the Hub that was not known when the run began.
+                folder.note(identity=folder.identity)
             with contextlib.closing(Journal(file)) as folder.journal:
                 write_config(folder.path, config)
                 yield folder
@@ -302,7 +307,8 @@ class RunFolder(Folder):
         if self.shard.of > 1:
             with self.whole() as run:
                 run.bind_shards(self.shard.of)
-                run.note_shard(self.shard, {})  # until it has finished again
+                # Until the shard has finished again, the run is not complete.
+                run.note_shard(self.shard, {})
         self.bind_shards(1)
 
     def bind_shards(self, shards: int) -> None:
@@ -312,8 +318,7 @@ class RunFolder(Folder):
 
     def check_shards(self, shards: int) -> None:
         """Raise RunError if the folder is used by a run in another number of shards."""
-        facts = self.facts()
-        before = facts.get("shards", 1 if "identity" in facts else shards)
+        before = self.facts().get("shards", shards)
         if before != shards:
             held, wanted = ("in one piece" if count == 1 else f"in {count} shards" for count in (before, shards))
             raise RunError(

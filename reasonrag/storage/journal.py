@@ -129,8 +129,9 @@ class Journal:
         self._mode = "WAL" if (not is_shared(path) if wal is None else wal) else "TRUNCATE"
         self.ended_by: Exception | None = None  # what new calls raise, once they are refused
         self.at_drain: list[Callable[[Exception], None]] = []  # called with it when that begins
-        self._pending: list[_Write] = []  # for the next commit
-        self._loop: asyncio.AbstractEventLoop | None = None  # that waits for a commit
+        # Writes for the next commit, and the event loop that waits for one. Only that loop's thread touches them.
+        self._pending: list[_Write] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         # A failed look-up costs tens of microseconds in WAL mode, and in a fresh run most look-ups fail.
         self._known: OrderedDict[str, tuple[bytes, set[bytes]]] = OrderedDict()
         self._calls_checked = False  # they are most of a journal, and a finished run reads none
@@ -149,6 +150,7 @@ class Journal:
     def _lay_out(self) -> None:
         """Create the tables of a new file, or check the version of an old one."""
         with self._reader as reader:
+            # Two processes may open a new file at once: the second one waits here, and finds the tables.
             reader.execute("BEGIN IMMEDIATE")
             (version,) = reader.execute("PRAGMA user_version").fetchone()
             if not reader.execute("SELECT 1 FROM sqlite_master").fetchone():
@@ -181,6 +183,8 @@ class Journal:
 
     def _explained(self, error: Exception) -> Exception:
         """Return an error of the disk or the file as a RunError, any other one as it is."""
+        # The low byte is the kind of error. An OperationalError of the kind SQLITE_ERROR is a wrong statement: ours, or
+        # what a damaged schema makes of it.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if isinstance(error, OSError) or (isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR):
             free = shutil.disk_usage(self.path.parent).free
@@ -208,8 +212,9 @@ class Journal:
         if not writes:
             return
         try:
+            # SQLite would write on, into a file without a name.
             if not (self.path.exists() and os.path.samestat(self.path.stat(), self._opened)):
-                raise RunError(  # SQLite would write on, into a file without a name
+                raise RunError(
                     f"{self.path} was deleted or replaced while this process wrote to it; bring it back, or begin "
                     "again in another folder"
                 )
@@ -217,7 +222,8 @@ class Journal:
             _commit(self._writer, [statement for write in writes for statement in write.statements])
         except Exception as error:
             if self._writer is not None:
-                self._writer.close()  # undoes what ROLLBACK may not have
+                # Closing undoes what a failed ROLLBACK has not.
+                self._writer.close()
                 self._writer = None
             for write in writes if len(writes) > 1 else ():
                 self._store([write])
@@ -239,15 +245,15 @@ class Journal:
         if loop is None or not writes:
             self._loop = None
             return
-        due = time.monotonic() + _EVERY_S * (len(writes) > 1)
+        next_commit = time.monotonic() + _EVERY_S * (len(writes) > 1)
 
         def committed(commit: Future[None]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: stopped by a second Ctrl-C
-                loop.call_soon_threadsafe(self._end_commit, writes, due)
+                loop.call_soon_threadsafe(self._end_commit, writes, next_commit)
 
         self._thread.submit(self._store, writes).add_done_callback(committed)
 
-    def _end_commit(self, writes: Sequence[_Write], due: float) -> None:
+    def _end_commit(self, writes: Sequence[_Write], next_commit: float) -> None:
         """Let the callers of some writes go on; begin the next commit when it is due."""
         for write in writes:
             if isinstance(write.error, RunError):
@@ -259,7 +265,7 @@ class Journal:
                 write.done.set_result(None)
             else:
                 write.done.set_exception(write.error)
-        asyncio.get_running_loop().call_later(max(due - time.monotonic(), 0), self._begin_commit)
+        asyncio.get_running_loop().call_later(max(next_commit - time.monotonic(), 0), self._begin_commit)
 
     def close(self) -> None:
         """Commit the pending writes and close. A second call does nothing."""
@@ -342,6 +348,7 @@ class Journal:
         if not question:
             return key, None
         if question not in self._known:
+            # A key is eight bytes of its question, then sixteen of the request: this range holds all of a question.
             prefix = hashlib.blake2b(question.encode("utf-8", "replace"), digest_size=8).digest()
             keys = self._rows("SELECT key FROM calls WHERE key BETWEEN ? AND ?", (prefix, prefix + b"\xff" * 17))
             self._known[question] = prefix, {key for (key,) in keys}

@@ -97,9 +97,11 @@ def _leaves(name: str, array: pa.Array, rows: Any) -> Iterator[tuple[str, pa.Arr
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    # A map is a list of key and value, but pyarrow flattens lists alone.
     if pa.types.is_map(array.type):
         array = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
     if pa.types.is_list(array.type):
+        # `[values]` the element of the list above to which each value belongs, then the row of that.
         parents = pc.list_parent_indices(array)
         inner = parents if rows is None else rows.take(parents)
         yield from _leaves(f"{name}[]", pc.list_flatten(array), inner)
@@ -187,9 +189,9 @@ class ShardWriter:
             self._write_group()
         self._end_shard()
         count = len(self._working)
-        final = [self._folder / f"{self._stem}-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
-        for old in set(self._folder.glob(f"{self._stem}-*.parquet")) - set(final):
-            old.unlink()
+        final = [self._folder / f"{self._stem}-{number:05d}-of-{count:05d}.parquet" for number in range(count)]
+        for former in set(self._folder.glob(f"{self._stem}-*.parquet")) - set(final):
+            former.unlink()
         for source, target in zip(self._working, final, strict=True):
             source.replace(target)
             source.unlink(missing_ok=True)  # two names of one file: replacing one by the other does nothing
@@ -204,6 +206,7 @@ class ShardWriter:
 
     def _collect(self, batch: pa.RecordBatch) -> None:
         while batch.num_rows:
+            # A slice copies nothing, so a batch may end one shard and begin the next.
             part, batch = batch.slice(0, self._left), batch.slice(self._left)
             self._group.append(part)
             self._group_bytes += part.nbytes
@@ -298,6 +301,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     import pyarrow.parquet as pq
 
     try:
+        # A file without checksums, as other tools write them, is read all the same.
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: also a damaged name in invalid UTF-8
@@ -355,12 +359,14 @@ def _lines(path: Path) -> Iterator[bytes]:
         while file is not None and (line := file.readline(_MOST_LINE_BYTES + 1)):
             yield line
         if path.name.lower().endswith(".gz"):
-            while unpacked.read(1 << 20):  # up to the end, where the checksum is
+            # The checksum stands at the end, behind a tar archive's last member.
+            while unpacked.read(1 << 20):
                 pass
 
 
 def _json_rows(path: Path, start: int) -> Generator[NumberedRow, None, int]:
     size = path.stat().st_size
+    # Memory may run out below that size, too, within a container or under ulimit: that is the same message.
     try:
         if size > _MOST_JSON_BYTES:
             raise MemoryError
@@ -460,6 +466,7 @@ def read_calls(folder: Path) -> Iterator[Row]:
         lines = file.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}); name a folder that contrib.record wrote") from error
+    # The last line is empty, or was cut off by a kill.
     for number, line in enumerate(lines[:-1], 1):
         row = _parsed(line)
         if (

@@ -75,12 +75,13 @@ def sample_questions(questions: list[Question], limit: int | None, *, seed: int 
         places.setdefault(question.dataset, []).append(place)
     kept: list[int] = []
     for of_dataset in places.values():
+        # A generator for each data set: another one in the list does not change its sample.
         kept += random.Random(seed).sample(of_dataset, min(limit, len(of_dataset)))
     return [questions[place] for place in sorted(kept)]
 
 
-def cut(questions: Sequence[Question], of: int) -> list[list[Question]]:
-    """Return the questions of each of `of` shards: one after another they are the same list for any `of`.
+def cut(questions: Sequence[Question], count: int) -> list[list[Question]]:
+    """Return the questions of each of `count` shards: one after another they are the same list for any `count`.
 
     Questions keep their order, but those of equal text (`common_text`) follow the first of them: only their pairs can
     be duplicates, which are then dropped within a shard.
@@ -90,9 +91,10 @@ def cut(questions: Sequence[Question], of: int) -> list[list[Question]]:
     for position, question in enumerate(questions):
         _, family = alike.setdefault(common_text(question.question), (position, []))
         family.append(question)
-    shards: list[list[Question]] = [[] for _ in range(of)]
+    shards: list[list[Question]] = [[] for _ in range(count)]
     for position, family in alike.values():
-        shards[position * of // len(questions)] += family
+        # By the place of the first question, so that shards differ by a family at most.
+        shards[position * count // len(questions)] += family
     return shards
 
 
@@ -106,6 +108,7 @@ def named_sets(dataset: str) -> list[tuple[str, str | None]]:
         return [(dataset, None)]
     sets: list[tuple[str, str | None]] = []
     for part in (part.strip() for part in dataset.split(",")):
+        # A path may hold a colon: only behind a known name it stands for a split.
         name, _, split = part.rpartition(":")
         sets.append((name, split) if name in (*KNOWN, "demo") else (part, None))
     return sets
@@ -200,8 +203,8 @@ def _file_name(path: Path) -> str:
 
 def _hub_rows(name: str, split: str | None) -> Iterator[NumberedRow]:
     if name not in KNOWN:
-        near = difflib.get_close_matches(name, KNOWN, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        nearest = difflib.get_close_matches(name, KNOWN, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise DataError(
             f"data set {quoted(name)} is neither a file nor a known name; {hint}known: demo, {', '.join(KNOWN)}, "
             f"or a path that ends in {', '.join(SUFFIXES)}"
@@ -314,6 +317,7 @@ def paragraph_corpus(questions: Iterable[Question]) -> list[Passage]:
     with_paragraphs: set[str] = set()
     for question in questions:
         datasets.add(question.dataset)
+        # HotpotQA and 2WikiMultihopQA have `context`, MuSiQue has `paragraphs`.
         given = question.metadata.get("context") or question.metadata.get("paragraphs") or []
         try:
             for title, text in _paragraphs(given):

@@ -16,6 +16,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_llm(tiny_model: Path):
-    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
+    llm = TransformersLLM(str(tiny_model), batch_size=64, device="cpu")
     yield llm
     asyncio.run(llm.aclose())
