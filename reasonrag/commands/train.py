@@ -271,6 +271,8 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         if cause != "plans":
             rows.append((f"  without: {cause}", str(count)))
     rows.append(("calls of this process", str(progress.usage.calls)))
+    if progress.usage.cost is not None:
+        rows.append(("  cost", f"{progress.usage.cost:.2f}"))
     table_console().print(Table("rl plan", ("", ""), rows).terminal())
     print(f"plans: {out}")
     untried = progress.total - progress.done - progress.failed

@@ -3,12 +3,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
-import click
 import pyarrow as pa
 import pytest
 
 from docs.reference import PAGES, ROOT, schema
-from reasonrag.cli import cli
 from reasonrag.core.settings import Section
 from reasonrag.storage import tables
 
@@ -17,15 +15,6 @@ from reasonrag.storage import tables
 def test_a_reference_page_is_what_the_code_says(name: str) -> None:
     written = (ROOT / name).read_text(encoding="utf-8")
     assert written == PAGES[name](), "write it anew: python -m docs.reference"
-
-
-def test_the_command_page_does_not_depend_on_a_command_that_ran_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = cli.get_command(click.Context(cli), "show")
-    assert command is not None
-    monkeypatch.setattr(command, "_help_option", None)  # as if no command had run in this process
-    command.make_context("show", ["run"])  # click keeps the help option of this context, which knows no -h
-    assert "-h, --help" not in command.get_help(click.Context(command))
-    test_a_reference_page_is_what_the_code_says("docs/cli.md")
 
 
 @pytest.mark.parametrize("table", [*(table for *_, table in schema.TABLES), *schema.NESTED.values()])

@@ -357,6 +357,7 @@ PAPERS = {"hiprag": "lp-0", "online": "dpo", "outcome": "grpo", "reasonrag": "sf
 PAPERS |= {"when-to-search": "full"}
 SMALL = ("--seeds", "1", "--limit", "1", "--max-steps", "1", "--test-limit", "1")
 SHORT = ["--set=rollout.group_size=2", "--set=rollout.questions_per_step=2", "--batch-size=2"]
+VALUES = ("--test-share", "0.4", "--set", "tokens=[a,b]")
 PLAN = "<correct_reasoning_path>1. look</correct_reasoning_path><optimized_planner>Look.</optimized_planner>"
 
 
@@ -390,19 +391,7 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
         ("show", run),
         ("verify", run),
         ("eval", *sea.flags, "--policy", "extractive", "--out", out / "eval"),
-        (
-            "prm",
-            "train",
-            "--data",
-            run,
-            *tiny,
-            "--test-share",
-            "0.4",
-            "--set",
-            "tokens=[a,b]",
-            "--out",
-            out / "prm-policy",
-        ),
+        ("prm", "train", "--data", run, *tiny, *VALUES, "--out", out / "prm-policy"),
         ("rl", "plan", *sea.flags, *planned, "--out", out / "plans.parquet"),
         ("rl", "train", *sea.flags, "--preset", "search-r1", *tiny, *SHORT, "--out", out / "rl"),
         ("index", "build", "--corpus", sea.corpus, "--kind", "bm25", "--out", index),

@@ -88,20 +88,8 @@ def test_the_demo_policy_behind_transformers_serve(world: World, tmp_path: Path)
     model = str(demo_folder())
     with transformers_serve(model, tmp_path / "hub") as url:
         done = product.build(
-            *(
-                "--preset",
-                "demo",
-                "--limit",
-                "3",
-                "--iterations",
-                "8",
-                "--policy",
-                url,
-                "--policy-model",
-                model,
-                "--seed",
-                "7",
-            ),
+            *("--preset", "demo", "--limit", "3", "--iterations", "8", "--seed", "7"),
+            *("--policy", url, "--policy-model", model),
             *("--set", f"retrieval.cache={world.cache}", "--out", out),
             timeout_s=300,
         )
