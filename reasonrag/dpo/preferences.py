@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from reasonrag.core.config import POLICY_CARD, Config, PolicyCard, load_config
+from reasonrag.core.config import POLICY_CARD, PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import (
@@ -112,15 +112,11 @@ class StepSides:
 
 @dataclass(frozen=True, slots=True)
 class ChatSides:
-    """Two whole turns as lists of messages, TRL's conversational layout.
-
-    `template` goes to the chat template: TRL's columns `tools` and `chat_template_kwargs`.
-    """
+    """Two whole turns as lists of messages, TRL's conversational layout."""
 
     prompt: Messages
     chosen: Messages
     rejected: Messages
-    template: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +206,6 @@ def read_preferences(data: str) -> Preferences:
     path = named_path(data)
     if path.name == "pairs" and (path.parent / "run.json").is_file():
         path = path.parent
-    if (path / "run.json").exists() or (path / "journal.sqlite").exists():
-        return _read_run(path)
     if path.is_dir():
         return _read_folder(path)
     if path.is_file() or data.lower().endswith(SUFFIXES):
@@ -219,30 +213,30 @@ def read_preferences(data: str) -> Preferences:
     return _read_hub(data)
 
 
-def _read_run(path: Path) -> Preferences:
-    config, summary = read_run(path)
-    rows_by_split = _read_splits(path / "pairs")
-    for split in ("train", "test"):
-        count, expected = len(rows_by_split[split]), (summary.get("pairs") or {}).get(split)
-        if count != expected:
-            raise DataError(
-                f"{path}: {count} {split} pairs found and {expected} in run.json; write them again with "
-                f"`reasonrag pairs {path}`"
-            )
-    return _of_splits(str(path), rows_by_split, _card(config, (summary.get("content") or {}).get("prompts")))
-
-
 def _read_folder(path: Path) -> Preferences:
-    config = path / "config.yaml"
-    folder = next((place for place in (path, path / "data") if any(place.glob("*.parquet"))), None)
-    if folder is None:
-        raise DataError(f"{path}: no run and no Parquet file in this folder; give one that has either")
-    card = _card(load_config(file=config)) if config.is_file() else None
-    return _of_splits(str(path), _read_splits(folder), card)
-
-
-def _card(config: Config, prompts: str | None = None) -> PolicyCard:
-    return PolicyCard.of(config.model_dump(mode="json"), prompts)
+    """Read a run, or a folder with Parquet files, of which `config.yaml` may tell how the policy was prompted."""
+    config: Config | None = None
+    summary: dict[str, Any] = {}
+    if (path / "run.json").exists() or (path / "journal.sqlite").exists():
+        (config, summary), folder = read_run(path), path / "pairs"
+    else:
+        folder = path if any(path.glob("*.parquet")) else path / "data"
+        if (path / "config.yaml").is_file():
+            config = load_config(file=path / "config.yaml")
+        if not any(folder.glob("*.parquet")):
+            raise DataError(f"{path}: no run and no Parquet file in this folder; give one that has either")
+    rows_by_split = _read_splits(folder)
+    expected = summary.get("pairs") or {}
+    for split in ("train", "test"):
+        count = len(rows_by_split.get(split, []))
+        if expected.get(split, count) != count:
+            raise DataError(
+                f"{path}: {count} {split} pairs found and {expected[split]} in run.json; write "
+                f"them again with `reasonrag pairs {path}`"
+            )
+    prompts = (summary.get("content") or {}).get("prompts")
+    card = None if config is None else PolicyCard.of(config.model_dump(mode="json"), prompts)
+    return _of_splits(str(path), rows_by_split, card)
 
 
 def _read_splits(folder: Path) -> dict[str, list[CheckedRow]]:
@@ -426,14 +420,6 @@ class _Chats(_Record):
     prompt: _Messages
     chosen: _Messages
     rejected: _Messages
-    tools: list[Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class _Texts(_Record):
-    prompt: _Text
-    chosen: _Text
-    rejected: _Text
 
 
 class _Facts(_Record):
@@ -518,17 +504,15 @@ def _read_sides(raw: Mapping[str, Any]) -> Sides:
         return _step_sides({side: _steps_of_trajectory(raw, side) for side in _SIDES})
     raw = _with_prompt(raw)
     if isinstance(raw["chosen"], str):
-        texts = _Texts.model_validate(raw)
+        texts = [raw[name] for name in _TEXT_COLUMNS]
         if raw.get("chosen_end") or raw.get("rejected_end"):
             raise Unusable("chosen_end and rejected_end go with lists of messages, not with texts")
-        if not (texts.prompt.strip() and texts.chosen.strip() and texts.rejected.strip()):
-            raise Unusable("prompt, chosen or rejected is empty")
-        return TextSides(texts.prompt, texts.chosen, texts.rejected)
-    tools = raw.get("tools")
-    try:  # TRL's tools are a list, or JSON
-        chats = _Chats.model_validate({**raw, "tools": json.loads(tools) if isinstance(tools, str) else tools})
-    except json.JSONDecodeError:
-        raise Unusable("tools is not JSON") from None
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            raise Unusable("prompt, chosen and rejected are not three texts with any content")
+        return TextSides(*texts)
+    if raw.get("tools") or raw.get("chat_template_kwargs"):
+        raise Unusable("tools and chat_template_kwargs are not supported")
+    chats = _Chats.model_validate(raw)
     if any(raw.get(f"{side}_end") is not None for side in _SIDES):
         return _step_sides({side: [_step_of_pair(raw, chats.prompt, side)] for side in _SIDES})
     if raw.get("config_hash") is not None:
@@ -536,8 +520,7 @@ def _read_sides(raw: Mapping[str, Any]) -> Sides:
     for name, messages in (("chosen", chats.chosen), ("rejected", chats.rejected)):
         if not any(message["content"].strip() for message in messages):
             raise Unusable(f"{name} is empty")
-    template = {"tools": chats.tools, **(chats.chat_template_kwargs or {})}
-    return ChatSides(chats.prompt, chats.chosen, chats.rejected, template)
+    return ChatSides(chats.prompt, chats.chosen, chats.rejected)
 
 
 def _with_prompt(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -805,12 +788,12 @@ def as_pair(row: CheckedRow, raw: Mapping[str, Any]) -> Row:
     if isinstance(sides, TextSides):
         texts: dict[str, Any] = {"prompt": [{"role": "user", "content": sides.prompt}]}
         texts |= {side: [{"role": "assistant", "content": getattr(sides, side)}] for side in _SIDES}
-    elif isinstance(sides, ChatSides) and not any(sides.template.values()):
+    elif isinstance(sides, ChatSides):
         texts = {name: getattr(sides, name) for name in _TEXT_COLUMNS}
     else:
         texts = {name: raw.get(name) for name in _TEXT_COLUMNS}
-        if None in texts.values() or isinstance(sides, ChatSides):
-            raise Unusable("a pair of whole trajectories, or with tools, does not fit into a row")
+        if None in texts.values():
+            raise Unusable("a pair of whole trajectories, or of steps without a prompt, does not fit into a row")
     for message in (message for messages in texts.values() for message in messages):
         if any(value is not None for name, value in message.items() if name not in ("role", "content")):
             raise Unusable("a message has more than a role and a content")

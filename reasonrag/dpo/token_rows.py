@@ -303,7 +303,7 @@ class _Encoder:
 
         def render(messages: Messages, **options: bool) -> str:
             template = self.chat.tokenizer.apply_chat_template
-            return _rendered(place, partial(template, messages, tokenize=False, **options, **sides.template))
+            return _rendered(place, partial(template, messages, tokenize=False, **options))
 
         whole_turns = [render(sides.prompt + side) for side in (sides.chosen, sides.rejected)]
         return [render(sides.prompt, add_generation_prompt=True), *whole_turns]

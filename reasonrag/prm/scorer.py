@@ -36,8 +36,8 @@ def open_scorer(spec: str) -> StepScorer:
         ConfigError: the folder holds no such model, or it cannot be loaded.
     """
     if spec.startswith("python:"):
-        made: StepScorer = make_plugin(spec, ("name", "score", "aclose"))
-        return made
+        scorer: StepScorer = make_plugin(spec, ("name", "score", "aclose"))
+        return scorer
     return ProcessRewardModel(named_path(spec))
 
 

@@ -42,7 +42,6 @@ _COLUMNS = (
 GOOD = 0.5  # SPRE from which on a step is called good
 BINS = 10
 _MARGIN = 0.01  # siblings with a smaller difference of SPRE are not compared, as in pairs
-_PRINTED = ("auc", "sibling_auc", "brier", "ece")
 
 
 def train_prm(settings: PRMSettings, out: Path | None, *, log: Log = print) -> TrainingRun[PRMSettings]:
@@ -66,17 +65,7 @@ def train_prm(settings: PRMSettings, out: Path | None, *, log: Log = print) -> T
             return run
         trainer = run.build_trainer(PRMTrainer, *rows, token_ids=token_ids)
         run.train(trainer)
-        held_out_measures = None
-        if trainer.eval_dataset is not None:
-            predicted = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")  # each process computes a part
-            trainer.log(predicted.metrics)
-            held_out_measures = _measure(trainer, predicted.predictions)
-            known = {name: held_out_measures[name] or {"mean": float("nan")} for name in _PRINTED}
-            run.log(
-                "held-out steps: AUC {auc[mean]:.3f}, among siblings {sibling_auc[mean]:.3f}, Brier {brier[mean]:.4f}, "
-                "ECE {ece[mean]:.3f}".format(**known)
-            )
-        run.save(trainer, measures=held_out_measures)
+        run.save(trainer, measures=None if trainer.eval_dataset is None else measure_held_out(trainer, run.log))
     return run
 
 
@@ -95,11 +84,17 @@ def label_rows(steps: TokenPairs) -> dict[str, TokenRows]:
     return rows_by_split
 
 
-def _measure(trainer: Any, log_odds: Any) -> dict[str, Any]:
+def measure_held_out(trainer: Any, log: Log) -> dict[str, Any]:
+    """Return and print the measures of a trained model on its held-out steps."""
     rows, labels = trainer.eval_dataset, trainer.train_dataset["labels"]
-    predicted = torch.sigmoid(torch.tensor(log_odds)).tolist()
+    prediction = trainer.predict(rows, metric_key_prefix="eval")  # each process computes a part
+    trainer.log(prediction.metrics)
+    values = torch.sigmoid(torch.tensor(prediction.predictions)).tolist()
     question, state, spre = (list(rows[name]) for name in ("question", "state", "labels"))
-    return measures(question, state, predicted, spre, usual=sum(labels) / len(labels))
+    measured = measures(question, state, values, spre, usual=sum(labels) / len(labels))
+    known = {name: value["mean"] for name, value in measured.items() if isinstance(value, dict)}
+    log("held-out steps: " + ", ".join(f"{name} {mean:.3f}" for name, mean in known.items()))
+    return measured
 
 
 def read_labels(data: str, settings: PRMSettings) -> Preferences:
@@ -176,14 +171,12 @@ def measures(
             questions; its interval is that of the linearised statistic (Obuchowski 1997, Biometrics 53, 567-578).
         `brier`: mean squared difference from SPRE; `usual_brier`: that of `usual`.
         `ece`: expected calibration error over ten equal bins; its interval keeps the sign of each bin's error.
-        `reliability`: by bin, the mean prediction, the mean SPRE `observed`, and the number of steps.
     """
     values, targets = np.array(predicted), np.array(spre)
     names, place = np.unique(np.array(question), return_inverse=True)
     gap = values - targets
     bins = np.minimum(values * BINS, BINS - 1).astype(int)
     sign = np.sign(np.bincount(bins, gap, BINS))[bins]
-    every = np.ones(len(targets))
     states: dict[tuple[int, int], list[int]] = defaultdict(list)
     for step, its_state in enumerate(zip(question, state, strict=True)):
         states[its_state].append(step)
@@ -195,25 +188,22 @@ def measures(
     better, worse = np.array(ordered, int).reshape(-1, 2).T
     right = (np.sign(values[better] - values[worse]) + 1) / 2
 
-    def ratio(part: Any, whole: Any = every, rows: Any = slice(None)) -> Ratio:
-        return Ratio(*(np.bincount(place[rows], column, len(names)).tolist() for column in (part, whole)))
+    def ratio(part: Any, rows: Any = slice(None)) -> Ratio:
+        """Sum a column over the steps of each question, and count those steps."""
+        questions_of_rows = place[rows]
+        sums = np.bincount(questions_of_rows, part, len(names))
+        return Ratio(sums.tolist(), np.bincount(questions_of_rows, minlength=len(names)).astype(float).tolist())
 
     columns: dict[str, Measure] = {
-        "sibling_auc": ratio(right, np.ones(len(right)), better),
+        "sibling_auc": ratio(right, better),
         "auc": _auc(values, targets >= GOOD, place),
         "brier": ratio(gap**2),
         "usual_brier": ratio((usual - targets) ** 2),
         "ece": ratio(sign * gap),
     }
-    filled = np.unique(bins).tolist()
-    columns |= {f"bin {number}": ratio(targets * (bins == number), every * (bins == number)) for number in filled}
     by_name = {name: interval and asdict(interval) for name, interval in intervals(columns, seed=0).items()}
-    reliability = [
-        {"predicted": values[bins == number].mean(), "observed": by_name.pop(f"bin {number}"), "steps": count}
-        for number, count in zip(filled, np.bincount(bins)[filled].tolist(), strict=True)
-    ]
-    counts: Mapping[str, Any] = {"steps": len(targets), "questions": len(names), "siblings": len(right)}
-    return {**by_name, "reliability": reliability, **counts, "good": GOOD, "usual": usual}
+    counts = {"steps": len(targets), "questions": len(names), "siblings": len(right)}
+    return {**by_name, **counts, "good": GOOD, "usual": usual}
 
 
 def _auc(values: Any, good: Any, place: Any) -> list[float | None]:

@@ -78,7 +78,7 @@ def test_provenance_is_kept_and_an_id_becomes_a_text():
     [
         ({"prompt": None}, "no common beginning"),
         ({"chosen": [GOOD | {"tool_calls": [{"name": "f"}]}]}, "more than a role and a content"),
-        ({"tools": "[{}]"}, "with tools, does not fit"),
+        ({"tools": "[{}]"}, "tools and chat_template_kwargs are not supported"),
         ({"chosen_visits": 2**31}, "too large to fit"),
         ({"confidence": float("nan")}, "confidence holds NaN"),
         ({"dataset": 3}, "Expected bytes, got a 'int' object"),

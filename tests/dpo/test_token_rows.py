@@ -144,19 +144,11 @@ def test_half_characters_are_replaced_and_do_not_stop_the_reading(chat):
 def test_a_chat_that_the_template_refuses_is_named(tmp_path):
     chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
     chat.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    refused = row(ChatSides(CHATS[0][0], says("a"), says("b"), {}), 7)
+    refused = row(ChatSides(CHATS[0][0], says("a"), says("b")), 7)
     with pytest.raises(DataError, match=r"toy row 7: .*cannot show its messages \(roles must alternate\)"):
         only([refused], chat)
     with pytest.raises(DataError, match=r"toy row 1: .*roles must alternate"):
         only([steps("a", "b")], chat)
-
-
-def test_tools_reach_the_chat_template(chat, tmp_path):
-    chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
-    chat.tokenizer.chat_template = "{{ tools[0].name }}:{{ mood }}:{% for m in messages %}{{ m.content }}{% endfor %}"
-    template = {"tools": [{"name": "search"}], "mood": "calm"}
-    pair = only([row(ChatSides(CHATS[0][0], says("a"), says("b"), template))], chat)
-    assert chat.decode(pair.chosen[0].prompt_ids) == "search:calm:Who?"
 
 
 @pytest.mark.parametrize(("number", "shifted"), [(0, 1), (1, 0), (2, 1)])
@@ -181,7 +173,7 @@ def test_plain_rows_are_tokenised_as_trl_does(layout, folder, tiny, tmp_path):
 
 
 def _ours(made, model):
-    sides = [ChatSides(**r, template={}) if isinstance(r["prompt"], list) else TextSides(**r) for r in made]
+    sides = [ChatSides(**r) if isinstance(r["prompt"], list) else TextSides(**r) for r in made]
     pairs, _ = encode([row(s, n) for n, s in enumerate(sides)], ChatTemplate.load(model))
     for pair in pairs:
         assert pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids

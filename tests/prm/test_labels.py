@@ -48,7 +48,6 @@ def test_order_and_calibration_are_what_they_are_by_definition():
     bins = (said * 10).astype(int)
     gaps = [abs((said - spre)[bins == one].sum()) for one in set(bins)]
     assert found["ece"]["mean"] == pytest.approx(sum(gaps) / 60)
-    assert sum(row["steps"] for row in found["reliability"]) == 60
     assert all(found[name]["low"] < found[name]["mean"] < found[name]["high"] for name in ("auc", "brier", "ece"))
 
 
