@@ -76,36 +76,33 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     format = open_format(config)
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
     learned: list[_Attempt] = []
-    question_count = complete_count = learned_questions = 0
-    best_f1 = 0.0
+    question_count = learned_questions = 0
     first_of_text: dict[str, tuple[str, str]] = {}  # as in `repeated_questions`
     for question, attempts in questions:
         key = (question.dataset, question.id)
         split_key = first_of_text.setdefault(common_text(question.question), key)
-        question_count += 1
-        complete_count += len(attempts)
+        split = "test" if in_test_split(split_key, settings.test_share) else "train"
         distinct: dict[tuple[object, ...], _Attempt] = {}  # of equal attempts the first
         for attempt in attempts:
-            best_f1 = max(best_f1, attempt.f1)
             if attempt.f1 >= settings.min_reward and all(step["action"] in _ACTIONS for step in attempt.steps):
                 distinct.setdefault(tuple(map(content_of, attempt.steps)), attempt)
         ranked = sorted(distinct.values(), key=lambda attempt: (-attempt.f1, len(attempt.steps)))
         best = ranked[: settings.per_question]
-        learned += best
+        question_count += 1
         learned_questions += bool(best)
+        learned += best
         rows: dict[tuple[object, ...], CheckedRow] = {}  # every step once
         for attempt in best:
-            for depth, (kind, text) in enumerate(_steps(attempt, format, config.policy.reads_ids)):
-                place, sides = f"question {question.id}, {kind}", StepSides((text,), ())
-                step_key = (text.prompt.messages, text.prompt.prefix, text.text)
-                rows.setdefault(step_key, CheckedRow(place, sides, None, depth, key, (kind, "")))
-        split = "test" if in_test_split(split_key, settings.test_share) else "train"
+            for depth, (kind, step) in enumerate(_steps(attempt, format, config.policy.reads_ids)):
+                place = f"question {question.id}, {kind}"
+                row = CheckedRow(place, StepSides((step,), ()), None, depth, key, (kind, ""))
+                rows.setdefault((step.prompt.messages, step.prompt.prefix, step.text), row)
         splits[split] += rows.values()
     if not splits["train"]:
         raise DataError(
-            f"{data}: none of {complete_count} complete trajectories of {question_count} questions is good enough to "
-            f"learn from and not held out: --min-reward asks for an F1 of {settings.min_reward:g} and the best one has "
-            f"{best_f1:.2f}; lower it, build trees of more questions, or lower --test-share"
+            f"{data}: none of {question_count} questions has a complete trajectory with an F1 of --min-reward "
+            f"({settings.min_reward:g}) that is not held out; lower it, build trees of more questions, or lower "
+            "--test-share"
         )
     facts = {
         "trajectories": len(learned),

@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from reasonrag.core.config import POLICY_CARD, PolicyCard, load_config
+from reasonrag.core.config import POLICY_CARD, Config, PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import (
