@@ -28,7 +28,6 @@ from reasonrag.training.settings import LoraSettings, TrainSettings
 MODEL_INIT = "model_init_kwargs"  # of settings.trainer: more arguments of `from_pretrained`
 LENGTH = "length"  # column of a data set: the tokens of a row alone in its batch
 _HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
-_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +137,13 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
     """Load the model; an adapter is loaded on top of its model, and stays trainable.
 
     Raises:
-        ConfigError: transformers or peft refuse it, or the settings name an unknown dtype.
+        ConfigError: transformers or peft refuse it.
     """
     import torch
 
     # Full training updates the weights themselves, and at the usual learning rates an update is too small for bfloat16
     # to represent: so it is float32 unless asked otherwise (on a GPU the arithmetic is in bfloat16 anyway).
     dtype = settings.dtype or ("bfloat16" if settings.method == "lora" and uses_gpu(settings) else "float32")
-    if dtype not in _DTYPES:
-        raise ConfigError(f"{dtype!r} is not a dtype of weights; use one of: {', '.join(_DTYPES)}")
     options = {
         "revision": None if source.is_adapter else source.revision,
         "dtype": getattr(torch, dtype),

@@ -41,7 +41,9 @@ class TrainSettings(Section):
         "lora", "what to train: low-rank adapters (lora) or all weights (full)", "--method"
     )
     lora: LoraSettings = LoraSettings()
-    dtype: str | None = setting(None, "dtype of the weights (default: bfloat16 for adapters on a GPU, else float32)")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = setting(
+        None, "dtype of the weights (default: bfloat16 for adapters on a GPU, else float32)"
+    )
     limit: int | None = setting(None, "use a random sample of this many questions (default: all)", "--limit", ge=1)
     learning_rate: float = setting(1e-6, "peak learning rate", "--learning-rate", gt=0)
     lr_scheduler_type: str = setting("cosine", "learning rate schedule, by its name in transformers")

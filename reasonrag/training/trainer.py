@@ -196,39 +196,29 @@ class PrintProgress(TrainerCallback):  # type: ignore[misc]
             self.log(line)
 
 
-# Label by key in the log, after `eval_` if it is of held-out data.
-_LABELS = {
-    "loss": "loss",
-    "rewards/margins": "margin",
-    "rewards/accuracies": "accuracy",
-    "mean_token_accuracy": "token accuracy",
-    "rollout/reward": "reward",
-    "rollout/em": "EM",
-    "rollout/retrievals": "searches",
-    "rollout/format_rate": "in form",
-    "em": "EM",
-    "f1": "F1",
-    "acc": "ACC",
-    "retrievals": "searches",
-    "format_rate": "in form",
-}
+# Keys in the log that a line shows, after `eval_` if they are of held-out data.
+_PRINTED = (
+    *("loss", "rewards/margins", "rewards/accuracies", "mean_token_accuracy"),
+    *("rollout/reward", "rollout/em", "rollout/retrievals", "rollout/format_rate"),
+    *("em", "f1", "acc", "retrievals", "format_rate"),
+)
 
 
 def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float | None) -> str | None:
     """Return one line of progress; None if the log entry has no loss and no validation metrics.
 
     >>> progress_line({"loss": 0.5, "rewards/margins": 1.25, "rewards/accuracies": 0.75}, 20, 80, 130.0)
-    'step 20/80  loss 0.5000  margin 1.250  accuracy 0.750  2 min 10 s left'
+    'step 20/80  loss 0.5000  margins 1.2500  accuracies 0.7500  2 min 10 s left'
     >>> progress_line({"eval_em": 0.5, "eval_retrievals": 1.5}, 20, 80, None)
-    'step 20/80  held-out: EM 0.500  searches 1.500'
+    'step 20/80  held-out: em 0.5000  retrievals 1.5000'
     """
     prefix = "eval_" if "eval_em" in logs or "eval_loss" in logs else ""
     if not prefix and "loss" not in logs:
         return None
     parts = []
-    for name, label in _LABELS.items():
+    for name in _PRINTED:
         if (value := logs.get(prefix + name)) is not None:
-            parts.append(f"{label} {value:.{4 if name == 'loss' else 3}f}")
+            parts.append(f"{name.rpartition('/')[2]} {value:.4f}")
     if left_s and not prefix:
         parts.append(f"{duration(left_s)} left")
     return f"step {step}/{steps}  {'held-out: ' if prefix else ''}{'  '.join(parts)}"

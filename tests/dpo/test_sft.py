@@ -72,7 +72,7 @@ def test_the_loss_falls_and_the_folder_is_complete(policy, data, tmp_path):
     assert losses[-1] < 0.7 * losses[0]
     assert summary["stage"] == "sft"
     assert summary["data"]["rows"] == {"train": 48, "held_out": 8}
-    assert any("token accuracy" in line for line in lines)
+    assert any("mean_token_accuracy" in line for line in lines)
     names = {path.name for path in (tmp_path / "sft").iterdir()}
     assert names >= {"model.safetensors", "training.json", "curves.svg", "curves.png", "config.yaml"}
 

@@ -284,7 +284,6 @@ def test_a_training_without_held_out_questions_has_no_held_out_figures(policy, t
         ({"trainer": {"optim": "no_such"}}, "TRL refuses these settings"),
         ({"report_to": ("trackio",)}, "--report-to 'trackio': its package is not installed, or there is no such"),
         ({"loss_type": "sigmiod"}, "did you mean 'sigmoid'"),
-        ({"dtype": "int8"}, "'int8' is not a dtype of weights"),
     ],
 )
 def test_settings_that_cannot_work_say_so(overrides, message, policy, data, tmp_path):

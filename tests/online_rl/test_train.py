@@ -78,7 +78,7 @@ def test_validation_looks_before_the_first_step_and_after_the_last(whole):
     _, summary, lines = whole
     looked = [entry for entry in summary["history"] if "eval_em" in entry]
     assert [entry["step"] for entry in looked] == [0, 5, 10]
-    assert sum("held-out: EM" in line for line in lines) == 3
+    assert sum("held-out: em" in line for line in lines) == 3
     assert summary["best"]["value"] == max(entry["eval_em"] for entry in looked)
     assert not any(name.startswith("eval_rollout") for entry in looked for name in entry)
 
