@@ -215,10 +215,8 @@ def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float 
     prefix = "eval_" if "eval_em" in logs or "eval_loss" in logs else ""
     if not prefix and "loss" not in logs:
         return None
-    parts = []
-    for name in _PRINTED:
-        if (value := logs.get(prefix + name)) is not None:
-            parts.append(f"{name.rpartition('/')[2]} {value:.4f}")
+    known = [name for name in _PRINTED if logs.get(prefix + name) is not None]
+    parts = [f"{name.rpartition('/')[2]} {logs[prefix + name]:.4f}" for name in known]
     if left_s and not prefix:
         parts.append(f"{duration(left_s)} left")
     return f"step {step}/{steps}  {'held-out: ' if prefix else ''}{'  '.join(parts)}"

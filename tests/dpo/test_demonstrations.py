@@ -116,7 +116,7 @@ def test_attempts_of_an_evaluation_are_demonstrations_too(tmp_path):
 
 
 def test_what_cannot_be_learned_from_is_refused(run, tmp_path):
-    with pytest.raises(DataError, match="none of 12 questions has a complete trajectory .* --min-reward"):
+    with pytest.raises(DataError, match=r"none of 12 questions has a complete trajectory .* --min-reward"):
         demonstrations(run, min_reward=1.0, test_share=0.999)
     with pytest.raises(DataError, match="no trees and no trajectories there"):
         demonstrations(tmp_path)

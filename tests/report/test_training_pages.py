@@ -41,7 +41,7 @@ def test_curves_are_pictures_that_are_described_in_words(tmp_path, training):
     assert not page.all("table", id="list")
     page = Page(training[1] / "index.html")
     assert "components of the reward: 9 charts" in page.text  # their scales differ
-    assert len(page.all("img")) == 2 + 9
+    assert len(page.all("img")) == 3 + 9
     assert "a machine" not in page.text
 
 
