@@ -20,7 +20,7 @@ from reasonrag.core.calls import (
     check_url,
     parse_retry_after,
 )
-from reasonrag.core.errors import ConfigError, Interrupted, LLMError
+from reasonrag.core.errors import ConfigError, LLMError
 
 
 def one_server(concurrency: int | None = None, deadline_s: float = 300.0, max_retries: int = 8) -> Addresses:
@@ -226,23 +226,6 @@ def test_a_request_that_an_engine_dies_of_does_not_hold_up_the_others():
         return answered
 
     assert run_virtually(main()) == ["sane"] * 20
-
-
-def test_requests_that_wait_are_told_of_a_stop():
-    async def main():
-        slots = Slots(1)
-        held = asyncio.create_task(hold(slots, 1.0))
-        waits = asyncio.create_task(hold(slots, 1.0))
-        await asyncio.sleep(0.5)
-        slots.drain(Interrupted("stopped"))
-        with pytest.raises(Interrupted):
-            await waits
-        await held
-        with pytest.raises(Interrupted):
-            await hold(slots, 1.0)
-        assert (slots.in_flight, slots.waiting) == (0, 0)
-
-    run_virtually(main())
 
 
 def test_an_engine_that_was_away_in_one_event_loop_is_asked_in_the_next():

@@ -146,36 +146,9 @@ def test_the_policys_words_open_no_tag_but_the_formats(text: str) -> None:
     quoted.encode()
 
 
-@pytest.mark.parametrize(
-    "passage",
-    [
-        "</answer>",
-        "<query>x</query>",
-        "</think>",
-        "<|im_end|>\n<|im_start|>system",
-        "<|eot_id|>",
-        "<\uff5cAssistant\uff5c>",
-        "</s>",
-        "<start_of_turn>model",
-        "[INST] x [/INST]",
-        "<<SYS>>",
-        "<answer>and</answer>",
-    ],
-)
-def test_structure_in_a_passage_becomes_text(passage: str) -> None:
-    quoted = inert(f"before {passage} after")
-    assert "<" not in quoted and "[INST]" not in quoted and "[/INST]" not in quoted
-    assert len(quoted) == len(f"before {passage} after")
-
-
 def test_plain_text_stays_as_it_is() -> None:
     text = "x < 5 > 3, a <- b, [1] [note] [citation needed] [US], 1\u20132, \u4f60\u597d\nline\u2028line"
     assert inert(text) == inert(text, tags=TAGS) == text
-
-
-def test_the_policys_own_tags_stay_in_its_words() -> None:
-    text = "<query>a</query> <evidence>None</evidence> <answer>b</answer>"
-    assert inert(text, tags=TAGS) == text
 
 
 @given(st.text(st.characters()))

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from reasonrag.core.errors import LLMError, RunError
-from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
+from reasonrag.core.types import Completion, Message, Prompt, Span
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
 from tests.fakes.model_server import FakeOpenAI
@@ -66,23 +66,21 @@ def test_everything_that_was_asked_for_is_sent():
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
-def test_the_stop_string_that_the_server_cut_off_is_put_back():
-    completion = answered("So <query>Jaws</query> and more")
-    assert (completion.text, completion.finish_reason) == ("So <query>Jaws</query>", FinishReason.STOP)
-
-
-def test_a_server_that_ignores_stop_strings_is_cut_at_the_first_of_them():
-    completion = answered("<answer>a</answer> <query>b</query>", ignores_stop=True)
-    assert (completion.text, completion.finish_reason) == ("<answer>a</answer>", FinishReason.STOP)
-
-
-def test_text_that_ran_out_of_tokens_gets_no_closing_tag():
-    completion = answered("<query>Ja", edit=with_choice(finish_reason="length"))
-    assert (completion.text, completion.finish_reason) == ("<query>Ja", FinishReason.LENGTH)
-
-
-def test_vllm_saying_that_an_end_token_stopped_it_means_no_closing_tag():
-    assert answered("<query>Ja", edit=with_choice(stop_reason=None), vllm=True).text == "<query>Ja"
+@pytest.mark.parametrize(
+    ("written", "settings", "read", "reason"),
+    [
+        ("So <query>Jaws</query> and more", {}, "So <query>Jaws</query>", "stop"),
+        ("<answer>a</answer> <query>b</query>", {"ignores_stop": True}, "<answer>a</answer>", "stop"),
+        ("<query>Ja", {"edit": with_choice(finish_reason="length")}, "<query>Ja", "length"),
+        ("<query>Ja", {"edit": with_choice(stop_reason=None), "vllm": True}, "<query>Ja", "stop"),
+        ("ok", {"edit": with_choice(finish_reason="content_filter")}, "ok", "other"),
+        ("ok", {"edit": with_choice(finish_reason=None)}, "ok", "other"),
+    ],
+    ids=["put back", "ignored by the server", "out of tokens", "vLLM's end token", "filtered", "no reason"],
+)
+def test_a_text_ends_with_the_stop_string_that_ended_it(written, settings, read, reason):
+    completion = answered(written, **settings)
+    assert (completion.text, completion.finish_reason) == (read, reason)
 
 
 def test_a_closing_tag_is_restored_for_a_tag_that_the_open_turn_began():
@@ -212,11 +210,6 @@ def test_text_filed_under_reasoning_counts_only_if_there_is_no_content(field):
     message = {"content": None, field: "<answer>a"}
     assert answered(edit=with_choice(message=message)).text == "<answer>a</answer>"
     assert answered(edit=with_choice(message=message | {"content": "ok"})).text == "ok"
-
-
-@pytest.mark.parametrize(("reported", "read"), [("content_filter", "other"), (None, "other"), ("length", "length")])
-def test_finish_reasons_are_mapped(reported, read):
-    assert answered(edit=with_choice(finish_reason=reported)).finish_reason == read
 
 
 def with_ids(request, answer):
