@@ -58,7 +58,6 @@ _FIRST_PROBE_S, _LONGEST_PROBE_S = 0.1, 2.0
 _EARLY_S = 1e-3  # a timer may fire this much before its time: uvloop counts whole milliseconds
 _LONGEST_WAIT_S = 30.0  # before a retry at a server that is there
 _POLL_S = 0.5  # between looks for a drain during such a wait
-_REMEMBERED = 10_000  # questions for which the last address is kept
 _CONNECT_TIMEOUT_S = 10.0
 _STOPPED_S = 2.0  # that a timer is late if this process was stopped
 _jitter = random.Random()  # not the global generator: a retry must not shift the draws of a seeded run
@@ -393,7 +392,7 @@ class Addresses:
     def __post_init__(self, urls: Sequence[str], concurrency: int | None) -> None:
         self.all = [Slots(concurrency, url) for url in urls]
         self.slots = _together(self.all)
-        self._homes: dict[str, Slots] = {}  # of questions, the last used last
+        self._homes: dict[str, Slots] = {}  # of questions
 
     async def ask(
         self, send: Callable[[Request, str, float], Awaitable[T]], *, priority: int = 0, question: str = ""
@@ -444,7 +443,7 @@ class Addresses:
         """
         if len(self.all) == 1:
             return self.all[0]
-        home = self._homes.pop(question, None)
+        home = self._homes.get(question)
         answering = [server for server in self.all if server.away_since is None]
         others = [server for server in answering if server is not failed]
         if home is None or home not in others:
@@ -456,8 +455,6 @@ class Addresses:
             self.all.append(home)
         if question:
             self._homes[question] = home
-            if len(self._homes) > _REMEMBERED:
-                del self._homes[next(iter(self._homes))]
         return home
 
     def _lost(self, server: Slots, failure: Unavailable) -> None:

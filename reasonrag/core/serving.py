@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from reasonrag.core import event_loop
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import Section, setting
 from reasonrag.core.text import one_line
@@ -126,7 +127,12 @@ class App:
         """Return the answer of the endpoint, or of the refusal or failure."""
         try:
             self.check(scope)
-            return await self._route(scope)(scope, receive)
+            if scope["path"] not in self.routes:
+                raise Refusal(404, f"there is nothing here; ask one of {', '.join(self.routes)}")
+            method, endpoint = self.routes[scope["path"]]
+            if scope["method"] != method:
+                raise Refusal(405, f"{scope['path']} takes {method}")
+            return await endpoint(scope, receive)
         except Refusal as error:
             refusal = error
         except asyncio.CancelledError:
@@ -156,14 +162,6 @@ class App:
         origin = headers.get(b"origin", b"").lower()
         if origin and re.sub(rb":\d+$", b"", origin.partition(b"://")[2]) not in _LOOPBACK_NAMES:
             raise Refusal(403, "a page of another site asks")
-
-    def _route(self, scope: Scope) -> Endpoint:
-        if scope["path"] not in self.routes:
-            raise Refusal(404, f"there is nothing here; ask one of {', '.join(self.routes)}")
-        method, endpoint = self.routes[scope["path"]]
-        if scope["method"] != method:
-            raise Refusal(405, f"{scope['path']} takes {method}")
-        return endpoint
 
     async def body(self, scope: Scope, receive: Receive) -> bytes:
         """Return the body of a request; raise Refusal if it is too large, or the client left or was cut off."""
@@ -195,24 +193,25 @@ def run_app(app: App, *, about: str = "") -> int:
     if not all(map(find_spec, _LIBRARIES)):
         raise ConfigError(f"a server needs {', '.join(_LIBRARIES)}: pip install 'reasonrag[serve]'")
     server, port = make_server(app), app.settings.port
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+
+    async def serve() -> None:
         try:
-            runner.run(app.start())
+            await app.start()
             try:
                 listener = socket.create_server(("127.0.0.1", port), backlog=2048)
             except OSError as error:
                 reason = error.strerror or type(error).__name__
-                raise ConfigError(
-                    f"127.0.0.1:{port} cannot be listened on ({reason}); end its other server, or choose another port"
-                ) from None
+                raise ConfigError(f"127.0.0.1:{port} cannot be listened on ({reason}); choose another port") from None
             # asyncio sets this only on sockets that it created; without it an answer waits 40 ms for an ACK.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with listener:
                 address = f"http://127.0.0.1:{listener.getsockname()[1]}"
                 print(f"listening on {address}{about and f' ({about})'}", flush=True)
-                runner.run(server.serve(sockets=[listener]))
+                await server.serve(sockets=[listener])
         finally:
-            runner.run(app.aclose())
+            await app.aclose()
+
+    event_loop.run(serve())
     return 128 + int(sum(server.signals))
 
 
