@@ -30,7 +30,6 @@ class Backend:
         loads_weights: whether the rest of the address is a folder or a Hub name, loaded in this process.
         trainable: whether `dpo train --model` can start from the same weights.
         needs_gpu: whether it runs on a GPU only.
-        reports_logprobs: whether its completions have log-probabilities without a setting.
         acts: whether it can be a policy.
         judges: whether it can be a judge.
     """
@@ -42,7 +41,6 @@ class Backend:
     loads_weights: bool = False
     trainable: bool = False
     needs_gpu: bool = False
-    reports_logprobs: bool = False
     acts: bool = True
     judges: bool = True
 
@@ -60,7 +58,6 @@ BACKENDS: dict[str, Backend] = {
         "hf:NAME_OR_PATH (transformers in this process)",
         loads_weights=True,
         trainable=True,
-        reports_logprobs=True,
     ),
     "vllm": Backend(
         "reasonrag.llm.vllm_engine:open_vllm",
@@ -68,14 +65,12 @@ BACKENDS: dict[str, Backend] = {
         loads_weights=True,
         trainable=True,
         needs_gpu=True,
-        reports_logprobs=True,
     ),
     "demo": Backend(
         "reasonrag.llm.local:open_transformers",
         "demo[:FORMAT] (a tiny model for the demo world)",
         "a tiny language model of the demo world",
         trainable=True,
-        reports_logprobs=True,
         judges=False,
     ),
     "demo-judge": Backend(
