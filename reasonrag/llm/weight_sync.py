@@ -63,7 +63,7 @@ class VLLMServerSync:
         self,
         base_url: str,
         *,
-        transport: Any = None,
+        client: Any = None,
         pause_timeout_s: float = 600.0,
         backoff_s: float = 1.0,
     ) -> None:
@@ -71,7 +71,8 @@ class VLLMServerSync:
 
         Args:
             base_url: address of the server, with or without `/v1`; the server must not require a key.
-            transport: sends the tensors, as `NCCLTransport` does to the server's GPUs, which is the default.
+            client: sends the tensors, with the methods of TRL's `VLLMClient`; None is one of them, which broadcasts
+                from this process's current GPU to the GPUs of the server.
             pause_timeout_s: seconds for the running requests to finish.
             backoff_s: wait before the second attempt of a control request, with jitter; doubled for the third.
 
@@ -80,9 +81,8 @@ class VLLMServerSync:
         """
         check_url(base_url, example="http://127.0.0.1:8000/v1")
         self._root = base_url.rstrip("/").removesuffix("/v1")
-        self._transport = transport or NCCLTransport(self._root)
+        self._client = client
         self._pause_timeout_s, self._backoff_s = pause_timeout_s, backoff_s
-        self._connected = False
         self._pushed = 0
         self.version: int | None = None
 
@@ -125,15 +125,14 @@ class VLLMServerSync:
         self.version = self._pushed
 
     def close(self) -> None:
-        if self._connected:
-            self._connected = False
-            self._transport.close()
+        client, self._client = self._client, None
+        if client is not None:
+            client.close_communicator()
 
     def _push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         started_at = time.monotonic()
-        if not self._connected:
-            self._transport.connect()
-            self._connected = True
+        if self._client is None:
+            self._client = _connected(self._root)
         try:
             # "abort" would cut completions short, "keep" would finish them with other weights.
             self._call("/pause?mode=wait", self._pause_timeout_s)
@@ -147,7 +146,7 @@ class VLLMServerSync:
         # From here on the server may hold a part of the new weights.
         self.version = None
         try:
-            self._transport.send(named_tensors)
+            send_chunks(self._client, named_tensors, _CHUNK_BYTES)
             # Without the flag, vLLM before 0.26 kept the cache silently while any request held a block of it.
             payload = self._call("/reset_prefix_cache?reset_running_requests=true")
             if payload.strip() and json.loads(payload).get("success", True) is not True:
@@ -204,44 +203,26 @@ def reason(error: Exception) -> str:
     return excerpt(str(error), 200) or type(error).__name__
 
 
-class NCCLTransport:
-    """Broadcasts tensors from this process's current GPU to the GPUs of a vLLM server, with TRL's client.
+def _connected(root: str) -> Any:
+    """Return TRL's client in a group with the workers of the server, which use other GPUs.
 
-    The server does not use the same GPU. `root` is its address without `/v1`.
+    Raises:
+        ConfigError: TRL or vLLM is not installed here, this machine has no CUDA device, or the server has no
+            weight-transfer engine.
+        LLMError: with cause `weight_sync`: the server cannot be reached, or the group cannot be formed.
     """
+    try:
+        from trl.generation.vllm_client import VLLMClient
 
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._client: Any = None
-
-    def connect(self) -> None:
-        """Form a group with the server's workers.
-
-        Raises:
-            ConfigError: TRL or vLLM is not installed here, this machine has no CUDA device, or the server has no
-                weight-transfer engine.
-            LLMError: with cause `weight_sync`: the server cannot be reached, or the group cannot be formed.
-        """
-        try:
-            from trl.generation.vllm_client import VLLMClient
-
-            self._client = VLLMClient(base_url=self._root, group_port=_GROUP_PORT)
-            self._client.init_communicator(device="cuda")
-        except (ImportError, NotImplementedError, RuntimeError) as error:
-            raise ConfigError(
-                f"weights cannot be sent to {self._root}: {reason(error)}; install reasonrag[train,vllm] here too"
-            ) from error
-        except Exception as error:
-            raise _failed(f"{self._root}: {reason(error)}") from error
-
-    def send(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send all tensors. If this raises, the server may hold a part of them."""
-        send_chunks(self._client, named_tensors, _CHUNK_BYTES)
-
-    def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close_communicator()
+        client = VLLMClient(base_url=root, group_port=_GROUP_PORT)
+        client.init_communicator(device="cuda")
+    except (ImportError, NotImplementedError, RuntimeError) as error:
+        raise ConfigError(
+            f"weights cannot be sent to {root}: {reason(error)}; install reasonrag[train,vllm] here too"
+        ) from error
+    except Exception as error:
+        raise _failed(f"{root}: {reason(error)}") from error
+    return client
 
 
 def send_chunks(client: Any, named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,31 +80,30 @@ class FakeVLLM(HttpServer):
 
 
 class Memory:
-    """The transport that NCCL is on GPUs: hands the values over in memory, between the server's start and finish."""
+    """The client that sends by NCCL on GPUs: hands the values over in memory, between the server's start and finish."""
 
     def __init__(self, server: FakeVLLM) -> None:
         self.server = server
-        self.connected = 0
 
-    def connect(self) -> None:
-        self.connected += 1
-
-    def send(self, named_tensors: Iterable[tuple[str, Any]]) -> None:
+    @contextmanager
+    def weight_update(self) -> Iterator[None]:
         self.server.calls.append("start")
-        for name, tensor in named_tensors:
-            self.server.weights[name] = tensor
+        yield
         self.server.calls.append("finish")
 
-    def close(self) -> None:
-        self.connected -= 1
+    def update_named_params(self, metadata: list[tuple[str, str, list[int]]], tensors: Iterator[Any]) -> None:
+        for name, tensor in tensors:
+            self.server.weights[name] = int(tensor)
 
 
 def opened(server: FakeVLLM) -> VLLMServerSync:
-    return VLLMServerSync(f"{server.url}/v1", transport=Memory(server), backoff_s=0.01, pause_timeout_s=5.0)
+    return VLLMServerSync(f"{server.url}/v1", client=Memory(server), backoff_s=0.01, pause_timeout_s=5.0)
 
 
 def weights(push: int) -> list[tuple[str, Any]]:
-    return [("v", -push), ("w", push)]
+    import torch
+
+    return [("v", torch.tensor(-push)), ("w", torch.tensor(push))]
 
 
 def ask(server: FakeVLLM, **settings: Any) -> str:
@@ -265,24 +264,19 @@ def _one_of_two(rank: int, rendezvous: str, url: str, said: Any) -> None:
 
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
 
-    class Remote:
-        sent = 0
-
-        def connect(self) -> None:
+    class Remote(Client):
+        def update_named_params(self, metadata: list[tuple[str, str, list[int]]], tensors: Iterator[Any]) -> None:
             assert rank == 0
-
-        def send(self, named_tensors: Iterable[tuple[str, Any]]) -> None:
-            self.sent += 1
-            assert len(list(named_tensors)) == 2
-            if self.sent == 2:
+            super().update_named_params(metadata, tensors)
+            if len(self.updates) == 2:
                 raise OSError("the group is gone")
 
-    sync, seen, message = VLLMServerSync(url, transport=Remote()), [], ""
+    sync, seen, message = VLLMServerSync(url, client=Remote()), [], ""
 
-    def tensors() -> Iterator[tuple[str, int]]:
-        for number in range(2):
-            seen.append(number)
-            yield str(number), number
+    def tensors() -> Iterator[tuple[str, Any]]:
+        for tensor in weights(1):
+            seen.append(tensor)
+            yield tensor
 
     sync.push(tensors())
     version = sync.version
