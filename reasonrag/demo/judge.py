@@ -333,86 +333,57 @@ _NUMBERED = re.compile(r"\d+\. ?(.*)", re.DOTALL)
 _LABELLED = re.compile(r"([A-Z][a-z0-9 ]*):(?: (.*))?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """The findings of an exact judge in the steps so far."""
+def process(world: Knowledge, fields: Fields) -> Verdict | None:
+    """Score the steps so far in [0, 1]; a wrong verdict is uniform.
 
-    needed: int  # facts that the question needs
-    noted: int  # needed facts that are noted correctly
-    asked: bool  # whether the last query asks for a missing one, and its passages are not yet read
-    # Steps that contribute nothing: repeated or unneeded searches and their notes, a failed search, a malformed step;
-    # if the question is about a famous entity, every step before the answer.
-    needless: int
-    # Notes that state a needed fact incorrectly, or something else than was asked for. An empty note is needless.
-    wrong: int
-    right: bool | None  # whether the final answer is an exact match; None while there is no answer
-
-    @property
-    def score(self) -> float:
-        """Score in [0, 1]: 1 for a correct answer, 0 for a wrong one, and 0.2 to 0.8 for an unfinished trajectory.
-
-        Every needed fact adds the same amount, half for the query and half for the note. Each needless step multiplies
-        the score by 0.9, each wrong note of an unfinished trajectory by 0.25.
-        """
-        worth = PER_NEEDLESS_STEP**self.needless
-        if self.right is not None:
-            return worth * self.right
-        progress = (self.noted + self.asked / 2) / self.needed
-        return worth * PER_WRONG_NOTE**self.wrong * (NOTHING + (ALL_NOTED - NOTHING) * progress)
-
-    def reply(self) -> str:
-        """Return the reply in the contract of `rewards.judge`."""
-        ended = "" if self.right is None else f" The answer is {'right' if self.right else 'wrong'}."
-        return (
-            f"{self.noted} of {self.needed} needed facts noted, {self.wrong} wrong notes, "
-            f"{self.needless} needless steps.{ended} {_verdict(self.score)}"
-        )
-
-
-def examine(question: Question, actions: Sequence[Action]) -> Findings:
-    """Judge the actions of one attempt at a question of the demo world.
-
-    Args:
-        question: with `path` and `known` in its metadata, as `demo.world.ask` writes them.
-        actions: in order; actions after an answer are ignored.
+    1 for a correct answer, 0 for a wrong one, and 0.2 to 0.8 for an unfinished trajectory: every needed fact adds the
+    same amount, half for the query and half for the note. Each needless step multiplies the score by 0.9: a repeated or
+    unneeded search and its note, a failed search, a malformed step; of a famous entity, every step before the answer.
+    Each wrong note of an unfinished trajectory, of a needed fact or of something else than was asked for, multiplies it
+    by 0.25. An empty note is needless.
     """
+    question = asked_question(world, fields)
+    if question is None:
+        return None
     facts: dict[str, str] = {hop["query"]: hop["evidence"] for hop in question.metadata["path"]}
     noted: set[str] = set()
-    asked: str | None = None
+    missing: str | None = None  # the fact that the last query asks for, until its passages are read
     needless = wrong = taken = 0
     right: bool | None = None
-    for action in actions:
+    for action in _actions([_PROCESS_TAG.sub("<", text) for text in fields["Steps so far"]]):
         match action:
-            case Answer(answer):
-                right = exact_match(answer, question.golden_answers) > 0
+            case Answer(text):
+                right = exact_match(text, question.golden_answers) > 0
                 break
-            case Search(query):
-                asked = next((q for q in facts if q not in noted and exact_match(query, [q])), None)
-                needless += asked is None
-            case Note(evidence):
-                fact = next((q for q in facts if q not in noted and exact_match(evidence, [facts[q]])), None)
+            case Search(text):
+                missing = next((query for query in facts if query not in noted and exact_match(text, [query])), None)
+                needless += missing is None
+            case Note(text):
+                fact = next((q for q in facts if q not in noted and exact_match(text, [facts[q]])), None)
                 if fact is not None:
                     noted.add(fact)
                 else:
-                    needless += 1 + (asked is not None)  # a failed search has to be repeated
-                    misstates = any(evidence.startswith(q) and not exact_match(evidence, [facts[q]]) for q in facts)
-                    wrong += bool(evidence) and (asked is not None or misstates)
-                asked = None
+                    needless += 1 + (missing is not None)  # a failed search has to be repeated
+                    misstates = any(text.startswith(q) and not exact_match(text, [facts[q]]) for q in facts)
+                    wrong += bool(text) and (missing is not None or misstates)
+                missing = None
             case Malformed():
                 needless += 1
         taken += 1
     if question.metadata["known"]:
         needless = taken
-    return Findings(len(facts), len(noted), asked is not None, needless, wrong, right)
-
-
-def process(world: Knowledge, fields: Fields) -> Verdict | None:
-    """Score a process with `examine`; a wrong verdict is uniform in [0, 1]."""
-    question = asked_question(world, fields)
-    if question is None:
-        return None
-    findings = examine(question, _actions([_PROCESS_TAG.sub("<", text) for text in fields["Steps so far"]]))
-    return findings.reply(), lambda rng: _verdict(rng.random())
+    score = PER_NEEDLESS_STEP**needless
+    if right is None:
+        progress = (len(noted) + (missing is not None) / 2) / len(facts)
+        score = score * PER_WRONG_NOTE**wrong * (NOTHING + (ALL_NOTED - NOTHING) * progress)
+    else:
+        score *= right
+    ended = "" if right is None else f" The answer is {'right' if right else 'wrong'}."
+    reply = (
+        f"{len(noted)} of {len(facts)} needed facts noted, {wrong} wrong notes, {needless} needless steps.{ended} "
+        f"{_verdict(score)}"
+    )
+    return reply, lambda rng: _verdict(rng.random())
 
 
 # By the labels of the request.

@@ -38,6 +38,7 @@ from reasonrag.core.errors import ConfigError, InputError, Interrupted, RunError
 from reasonrag.core.plots import Line, Panel
 from reasonrag.core.settings import COMMIT, Section, identity, nearest
 from reasonrag.core.text import map_texts, quoted
+from reasonrag.core.types import as_finite
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import choose_threads, model_commit, model_files
 from reasonrag.storage.files import (
@@ -195,7 +196,7 @@ def check_summary(out: Path) -> None:
         raise RunError(f"{place} is of another training run, or was changed since it was written; copy it again")
     for entry in summary.get("history") or ():  # where NaN and infinities are null
         for name in ("loss", "eval_loss", "grad_norm"):
-            if entry.get(name, 0) is None:
+            if as_finite(entry.get(name, 0)) is None:
                 raise RunError(f"{place}: {name} of step {entry.get('step')} was not a finite number")
 
 
