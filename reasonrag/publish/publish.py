@@ -231,17 +231,16 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
         raise RunError(
             f"{run}: run.json does not name the level of its pairs; write them again with `reasonrag pairs {run}`"
         )
-    table = _PAIR_TABLES[level]
+    # Every file of a table has to be there: a set without one of its shards would look complete on the Hub.
     files: dict[str, list[Path]] = {}
     for name, split in (("pairs", "train"), ("pairs", "test"), *([("trees", "nodes")] if options.trees else [])):
         if name == "trees" or any((run / name).glob(f"{split}-*")):
-            files[split] = []
-            for path in shard_paths(run / name, split):
-                files[split].append(place(path, folder / name / path.name))
+            paths = shard_paths(run / name, split)
+            files[split] = [place(path, folder / name / path.name) for path in paths]
     counts: Counter[tuple[str, str]] = Counter()  # by data set and split
     for split in files.keys() - {"nodes"}:
         for path in files[split]:
-            for batch in read_batches(path, table(), columns=["dataset"]):
+            for batch in read_batches(path, _PAIR_TABLES[level](), columns=["dataset"]):
                 counts.update((dataset or "unnamed", split) for dataset in batch.column("dataset").to_pylist())
     if not counts:
         raise DataError(
@@ -254,46 +253,54 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
     if policy_card is not None:
         with naming(folder / POLICY_CARD):
             policy_card.write(folder)
+    # What is verified are the copies that will be sent, not their sources.
     verified = verify(folder)
     verified.refuse_grave()
+    facts = {"has_trees": options.trees, "has_policy_card": policy_card is not None, "contradictions": verified.pairs}
+    data, body = _data_card(config, summary, counts, options, facts)
+    data["configs"] = _configs(files)
+    warning = str(verified.pairs)
+    advice = f"; `reasonrag pairs {run}` derives pairs without any" if warning else ""
+    return _Content(data, body, f"{counts.total():,} pairs", warning + advice)
 
-    compared = "steps" if level == "step" else "whole trajectories"
+
+def _data_card(
+    config: Config,
+    summary: Mapping[str, Any],
+    counts: Counter[tuple[str, str]],
+    options: PublishOptions,
+    facts: Mapping[str, Any],
+) -> tuple[Yaml, str]:
+    """Return the YAML values and the text of the card of a run's data."""
+    level = summary["pairs"]["level"]
     names = sorted({name for name, _ in counts})
     splits = splits_of_names(config.questions.dataset or "", config.questions.split)
     sources = _sources(config, names, splits)
     licences = sorted(set(chain(*sources.values())))
     licence = options.licence and options.licence.lower()
-    data: Yaml = {
-        "license": licence or UNKNOWN,
-        "task_categories": ["question-answering", "text-generation"],
-        "tags": _DATA_TAGS,
-        "configs": _configs(files),
-    }
-    if all(sources.values()):
+    data: Yaml = {"license": licence or UNKNOWN, "task_categories": ["question-answering", "text-generation"]}
+    data["tags"] = _DATA_TAGS
+    if all(sources.values()):  # the licence of the whole is known only if that of each source is
         data["language"] = ["en"]
         data["license"] = licence or (licences if len(licences) > 1 else licences[0])
     body = render(
         kind="dataset",
         repo_id=options.repo_id,
-        compared=compared,
+        compared="steps" if level == "step" else "whole trajectories",
         names=names,
         total=counts.total(),
         counts=[(name, counts[name, "train"], counts[name, "test"]) for name in names],
-        has_trees=options.trees,
-        has_policy_card=policy_card is not None,
-        contradictions=verified.pairs,
         config=config,
         summary=summary,
-        columns=table.columns,
+        columns=_PAIR_TABLES[level].columns,
         tree_columns=tree_schema.columns,
         settings=fenced_yaml(config.model_dump(mode="json", include={"search", "value", "pairs", "format"})),
         policy_kind=(config.policy.address.backend or BACKENDS["hf"]).description,
         sources=[(name, splits.get(name), ", ".join(known) or UNKNOWN) for name, known in sources.items()],
         licence=licence,
+        **facts,
     )
-    warning = str(verified.pairs)
-    advice = f"; `reasonrag pairs {run}` derives pairs without any" if warning else ""
-    return _Content(data, body, f"{counts.total():,} pairs", warning + advice)
+    return data, body
 
 
 def _policy_card(config: Config, fingerprint: Any) -> PolicyCard | None:
@@ -354,11 +361,24 @@ def _stage_policy(path: Path, folder: Path, options: PublishOptions) -> _Content
     _write_summary(training | {"files": written_files(folder)}, folder / SUMMARY)
     verify(folder).refuse_grave()
 
-    licence = options.licence and options.licence.lower()
     kind: Literal["adapter", "merged", "full"] = "full"
     if (path / _ADAPTER).is_file():
         kind = "merged" if options.merged else "adapter"
-    model, settings, trained_on = (mapping(training, name) for name in ("model", "settings", "data"))
+    has_curves = (path / _CURVES).is_file()
+    measured = _measured(options.report, path, options.name) if options.report else None
+    data, body = _model_card(training, kind, options, {"has_curves": has_curves, "measured": measured})
+    return _Content(data, body, f"{kind} weights")
+
+
+def _model_card(
+    training: Mapping[str, Any],
+    kind: Literal["adapter", "merged", "full"],
+    options: PublishOptions,
+    facts: Mapping[str, Any],
+) -> tuple[Yaml, str]:
+    """Return the YAML values and the text of the card of a policy; `training` is the content of `training.json`."""
+    licence = options.licence and options.licence.lower()
+    model = mapping(training, "model")
     base, checksum = str(model.get("name") or UNKNOWN), str(model.get("checksum") or "")
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base, re.ASCII) is not None
     # The checksum of a local folder starts with its name.
@@ -370,6 +390,7 @@ def _stage_policy(path: Path, folder: Path, options: PublishOptions) -> _Content
     data["library_name"] = "peft" if kind == "adapter" else "transformers"
     data["pipeline_tag"] = "text-generation"
     data["tags"] = ["agentic-rag", "process-reward", "trl", "reasonrag", *([stage] if stage in _STAGES else [])]
+    trained_on = {name: value for name, value in mapping(training, "data").items() if name != "lengths"}
     body = render(
         kind="policy",
         repo_id=options.repo_id,
@@ -377,15 +398,14 @@ def _stage_policy(path: Path, folder: Path, options: PublishOptions) -> _Content
         weights=kind,
         base=base,
         base_on_hub=base_on_hub,
-        has_curves=(path / _CURVES).is_file(),
         stage=_STAGES.get(stage, stage),
         summary=training,
-        data=fenced_yaml({key: value for key, value in trained_on.items() if key != "lengths"}),
-        settings=fenced_yaml(settings),
-        measured=_measured(options.report, path, options.name) if options.report else None,
+        data=fenced_yaml(trained_on),
+        settings=fenced_yaml(mapping(training, "settings")),
         licence=licence,
+        **facts,
     )
-    return _Content(data, body, f"{kind} weights")
+    return data, body
 
 
 def _place_model_file(source: Path, target: Path) -> None:

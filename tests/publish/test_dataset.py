@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -16,11 +15,10 @@ from markdown_it import MarkdownIt
 
 from reasonrag.core.config import PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, DataError, InputError, RunError
-from reasonrag.dpo.preferences import read_preferences
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.publish.publish import PublishOptions, stage, staging_folder
 from reasonrag.report.trees import stats
-from reasonrag.storage.parquet import read_parquet, read_shards
+from reasonrag.storage.parquet import read_shards, write_parquet
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema
 from tests.publish.toys import edit_json, recount, write_run
 from tests.report.hostile import HOSTILE
@@ -190,32 +188,19 @@ def test_what_was_found_is_refused_unless_it_was_looked_at_and_a_secret_always(t
     assert json.loads((found.upload.folder / "run.json").read_text())["policy"]  # what is refused can be looked at
 
 
-def test_pairs_of_an_older_version_are_published_counted_and_trained_on(tmp_path):
-    """They lack the columns that came later, and copies of a step were valued apart, so some contradict others."""
+def test_pairs_that_contradict_each_other_are_published_and_counted(tmp_path):
     run = write_run(tmp_path / "run")
     path = run / "pairs/train-00000-of-00001.parquet"
     (run / "pairs/test-00000-of-00001.parquet").unlink()
     rows = pq.read_table(path).to_pylist()
-    swapped = {"chosen": "rejected", "rejected": "chosen"}
-    reverse = {
-        f"{side}{end}": rows[0][f"{other}{end}"] for side, other in swapped.items() for end in ("", "_type", "_node_id")
-    }
-    rows.insert(1, rows[0] | reverse | {"pair_id": "other"})  # pairs of a question lie together
-    old = pa.schema(field for field in pair_schema() if field.name not in pair_schema.added)
-    pq.write_table(pa.Table.from_pylist(rows, schema=old), path, write_page_checksum=True)
+    reverse = {"pair_id": "other"}
+    for side, other in (("chosen", "rejected"), ("rejected", "chosen")):
+        reverse |= {f"{side}{end}": rows[0][f"{other}{end}"] for end in ("", "_type", "_node_id")}
+    rows.insert(1, rows[0] | reverse)  # pairs of a question lie together
+    write_parquet(path, rows, pair_schema())
     recount(run)
-
-    read = read_parquet(path, pair_schema())
-    assert read[1]["confidence"] is None and read[1]["chosen"] == rows[0]["rejected"]
-    assert len(read_preferences(str(run)).train) == len(rows)
-    assert stats(run)["pairs"]["contradictory"] == {
-        "same_text": 2, "same_content": 2, "named": [[rows[0]["pair_id"], "other"]]
-    }  # fmt: skip
+    named = [[rows[0]["pair_id"], "other"]]
+    assert stats(run)["pairs"]["contradictory"] == {"same_text": 2, "same_content": 2, "named": named}
     found = staged(run)
     assert f"2 of {len(rows)} pairs contradict each other" in found.warning
     assert "| pairs that contradict another pair of the same prompt | 2 |" in card_of(found).text
-    loaded = load_dataset(str(found.upload.folder), cache_dir=str(tmp_path / "cache"))
-    assert len(loaded["train"]) == len(rows)
-    with pytest.raises(DataError, match="not those of this version"):
-        pq.write_table(pa.Table.from_pylist(rows, schema=old).drop_columns(["margin"]), path)
-        read_parquet(path, pair_schema())
