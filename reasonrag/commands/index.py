@@ -14,7 +14,6 @@ import click
 
 from reasonrag.commands.options import (
     PATH,
-    SHARD,
     Group,
     Several,
     configuration,
@@ -27,7 +26,6 @@ from reasonrag.commands.options import (
 )
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import printable
-from reasonrag.core.types import Shard
 
 if TYPE_CHECKING:
     from reasonrag.core.config import RetrievalConfig
@@ -62,11 +60,11 @@ def index() -> None:
 
 @index.command()
 @settings("IndexConfig", "corpus", "kind", "max_memory", "encoder.name", "vectors.kind", "passages.chunk_words")
-@rare(settings("IndexConfig", *_RARE), SHARD)
+@rare(settings("IndexConfig", *_RARE))
 @configuration("IndexConfig")
 @out("The folder of the index; the same command resumes the build.")
 @click.option("--replace", is_flag=True, help="Delete passages of a different corpus from the folder first.")
-def build(out: Path, replace: bool, shard: Shard, **given: Any) -> None:
+def build(out: Path, replace: bool, **given: Any) -> None:
     """Build an index, or add a kind to one, within --max-memory. The same command resumes a build that was killed.
 
     \b
@@ -88,7 +86,7 @@ def build(out: Path, replace: bool, shard: Shard, **given: Any) -> None:
     config = validate(IndexConfig, gather({}, **sources(given)))
     log_plainly()
     with StageLines(error_console()) as progress:
-        manifests = build_index(out, config, replace=replace, progress=progress, shard=shard)
+        manifests = build_index(out, config, replace=replace, progress=progress)
     rows = []
     for part, manifest in manifests.items():
         counts = [f"{name} {count:,}" for name, count in manifest.counts.items()]

@@ -61,7 +61,7 @@ _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
 _TOKEN = re.compile(r"(?u)\w+")
 _CHUNK = 16_384  # passages: 200 MB while they are cut into words
 _BYTES_A_POSTING = 80  # while scores are merged
-_MAX_BYTES = 1 << 30  # while scores are merged
+_MAX_BYTES = 1 << 30  # while scores are merged: more does not make it faster
 _MOST_WORDS = 1024  # of a query
 _STRICT = PassagesConfig(strict=True)
 
@@ -235,12 +235,15 @@ def build_bm25(
         frequencies += np.bincount(piece.array("words"), minlength=len(vocabulary))
     indptr = np.concatenate([[0], np.cumsum(frequencies)])
     postings = int(indptr[-1])
+    at_once = min(max_bytes, _MAX_BYTES) // _BYTES_A_POSTING
     progress.start("scores", total=postings, unit="scores")
     with draft.writing(_DATA) as data, draft.writing(_INDICES) as indices:
         for file, kind in ((data, "<f4"), (indices, "<i4")):
             header = {"descr": kind, "fortran_order": False, "shape": (postings,)}
             np.lib.format.write_array_header_1_0(file, header)
-        for scores, rows in _merged(chunks, frequencies, indptr, settings, max_bytes // _BYTES_A_POSTING):
+        for scores, rows in _merged(
+            chunks, frequencies, indptr, settings, min(max_bytes, _MAX_BYTES) // _BYTES_A_POSTING
+        ):
             data.write(scores.astype("<f4").data)
             indices.write(rows.astype("<i4").data)
             progress.advance(len(rows))

@@ -7,40 +7,27 @@ from contextlib import closing
 from pathlib import Path
 
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.settings import named_path
-from reasonrag.core.types import WHOLE, Shard
 from reasonrag.retrieval.index import BuildProgress, IndexConfig, IndexFolder, Manifest, Part, show_size
 from reasonrag.retrieval.passages import PassageStore, build_passages, open_corpus, passages_plan, self_queries
 
-TUNING_QUERIES = 200
-_MOST_MERGED = 1 << 30  # bytes of scores in memory at a time: more does not make it faster
+_TUNING_QUERIES = 200
 
 
-def build_index(
-    path: Path, config: IndexConfig, *, replace: bool, progress: BuildProgress, shard: Shard = WHOLE
-) -> Mapping[Part, Manifest]:
+def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: BuildProgress) -> Mapping[Part, Manifest]:
     """Build the parts of `config` that are missing, and return the manifests of all parts of the index.
 
     A killed build resumes, and a second call may add parts. `replace` deletes the passages of a different corpus first,
     with everything that was built over them.
-
-    Of several processes with a `shard` each, the first one builds the passages, each encodes its part of them, and the
-    last one builds the rest. BM25 is built by one.
 
     Raises:
         ConfigError, DataError, RunError: one line; finished stages are kept.
     """
     if not config.kind:
         raise ConfigError("no kind of index is given; add --kind bm25, --kind dense, or both")
-    if shard != WHOLE and "dense" not in config.kind:
-        raise ConfigError("--shard is a part of the passages to encode: add --kind dense, or leave it out")
     if "bm25" in config.kind:
         from reasonrag.retrieval.bm25 import Tokenizer
 
         Tokenizer(config.bm25)  # raises for an unknown language before the passages are read
-    folder = named_path(config.corpus or "")
-    if config.corpus and folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"{path} is in its own corpus {config.corpus}; choose a folder outside of it")
     index = IndexFolder(path)
 
     def waiting() -> None:
@@ -48,18 +35,10 @@ def build_index(
 
     with index.locked(waiting=waiting):
         _passages(index, config, replace, progress)
-    if shard != WHOLE:
-        from reasonrag.retrieval.dense import encode_part
-        from reasonrag.retrieval.encoders import TextEncoder
-
-        if not encode_part(index, TextEncoder(config.encoder), shard, progress=progress):
-            progress.note(f"shard {shard} is encoded; the last one, or this command without --shard, builds the rest")
-            return {part: index.need(part) for part in index.parts()}
-    with index.locked(waiting=waiting):
         if "bm25" in config.kind:
             from reasonrag.retrieval.bm25 import build_bm25
 
-            build_bm25(index, config.bm25, max_bytes=min(config.max_bytes // 4, _MOST_MERGED), progress=progress)
+            build_bm25(index, config.bm25, max_bytes=config.max_bytes // 4, progress=progress)
         if "dense" in config.kind:
             _vectors(index, config, progress)
     return {part: index.need(part) for part in index.parts()}
@@ -96,6 +75,6 @@ def _vectors(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -
         counts["passages"], counts["dims"], config.max_bytes, kind=config.vectors.kind, recall=config.vectors.recall
     )
     with closing(PassageStore(index)) as store:
-        queries = encoder.encode_queries([piece for _, piece in self_queries(store, TUNING_QUERIES)])
+        queries = encoder.encode_queries([piece for _, piece in self_queries(store, _TUNING_QUERIES)])
     progress.note(f"vectors: {settings.kind} {settings.factory}, chosen for {show_size(config.max_bytes)} of memory")
     build_vectors(index, settings, queries=queries, progress=progress)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from reasonrag.core.errors import ConfigError, DataError, RetrievalError, is_out_of_memory
 from reasonrag.core.settings import validate
 from reasonrag.core.text import valid_unicode
-from reasonrag.core.types import WHOLE, Passage, Shard
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import LocalRetriever
 from reasonrag.retrieval.encoders import TextEncoder, differences, identity_checksum
 from reasonrag.retrieval.index import BuildProgress, Draft, EncoderConfig, IndexFolder, Manifest, Plan
@@ -97,34 +97,31 @@ def build_embeddings(
         DataError: a vector contains NaN or infinity.
         ConfigError: the device has too little memory.
     """
-    plan = _embeddings_plan(index, encoder, shard_rows)
+    made_of = {"passages": index.verify("passages").fingerprint, "encoder": identity_checksum(encoder.identity)}
+    settings = {"encoder": dict(encoder.identity), "shard_rows": shard_rows}
+    plan = Plan("embeddings", made_of, settings, {"sentence-transformers": version("sentence-transformers")})
     manifest = index.sound(plan)
     if manifest is None:
         draft = Draft(index, plan)
         with closing(PassageStore(index)) as store:
-            _encode_shards(draft, store, encoder, WHOLE, progress)
+            starts = range(0, len(store), shard_rows)
+            missing = [number for number in range(len(starts)) if not draft.holds(_shard(number))]
+            done = min((len(starts) - len(missing)) * shard_rows, len(store))
+            progress.start("encoding passages", total=len(store), unit="passages", done=done)
+            for number in missing:
+                stop = min(starts[number] + shard_rows, len(store))
+                blocks = []
+                for first in range(starts[number], stop, _ENCODED_AT_ONCE):
+                    texts = list(store.contents(first, min(first + _ENCODED_AT_ONCE, stop)))
+                    blocks.append(_encode(encoder, texts, first, store))
+                    progress.advance(len(texts))
+                with draft.writing(_shard(number)) as file:
+                    save_array(file, np.concatenate(blocks))
             manifest = draft.finish({"passages": len(store), "dims": encoder.dims})
     # Outside of the parts, which hold nothing about this machine.
     location = {"encoder": identity_checksum(encoder.identity), "location": encoder.location}
     write_json(index.path / _LOCATION, location, indent=None)
     return manifest
-
-
-def encode_part(
-    index: IndexFolder, encoder: TextEncoder, part: Shard, *, progress: BuildProgress, shard_rows: int = _SHARD_ROWS
-) -> bool:
-    """Encode one of several parts of the passages, while other processes encode others, without the lock.
-
-    Returns:
-        Whether the vectors of all parts are there, so that `build_embeddings` has nothing to encode.
-    """
-    plan = _embeddings_plan(index, encoder, shard_rows)
-    if index.sound(plan) is not None:
-        return True
-    with index.locked():
-        draft = Draft(index, plan, alone=False)
-    with closing(PassageStore(index)) as store:
-        return _encode_shards(draft, store, encoder, part, progress)
 
 
 def encoder_of(index: IndexFolder) -> tuple[Mapping[str, str], str]:
@@ -133,34 +130,6 @@ def encoder_of(index: IndexFolder) -> tuple[Mapping[str, str], str]:
     remembered = read_json(index.path / _LOCATION) or {}
     is_same_encoder = remembered.get("encoder") == identity_checksum(identity)
     return identity, str(remembered.get("location", "")) if is_same_encoder else ""
-
-
-def _embeddings_plan(index: IndexFolder, encoder: TextEncoder, shard_rows: int) -> Plan:
-    made_of = {"passages": index.verify("passages").fingerprint, "encoder": identity_checksum(encoder.identity)}
-    settings = {"encoder": dict(encoder.identity), "shard_rows": shard_rows}
-    return Plan("embeddings", made_of, settings, {"sentence-transformers": version("sentence-transformers")})
-
-
-def _encode_shards(
-    draft: Draft, store: PassageStore, encoder: TextEncoder, part: Shard, progress: BuildProgress
-) -> bool:
-    """Encode those shards of a part that no process has encoded before; return whether all of all parts are there."""
-    size = int(draft.plan.settings["shard_rows"])
-    starts = range(0, len(store), size)
-    own = [number for number in range(len(starts)) if number * part.of // len(starts) == part.number]
-    missing = [number for number in own if not draft.holds(_shard(number))]
-    done = (len(own) - len(missing)) * size
-    progress.start("encoding passages", total=min(len(own) * size, len(store)), unit="passages", done=done)
-    for number in missing:
-        start, stop = starts[number], min(starts[number] + size, len(store))
-        vectors = np.empty((stop - start, encoder.dims), np.float32)
-        for first in range(start, stop, _ENCODED_AT_ONCE):
-            texts = list(store.contents(first, min(first + _ENCODED_AT_ONCE, stop)))
-            vectors[first - start : first - start + len(texts)] = _encode(encoder, texts, first, store)
-            progress.advance(len(texts))
-        with draft.writing(_shard(number)) as file:
-            save_array(file, vectors)
-    return all(draft.holds(_shard(number)) for number in range(len(starts)))
 
 
 def _encode(encoder: TextEncoder, texts: list[str], start: int, store: PassageStore) -> Vectors:

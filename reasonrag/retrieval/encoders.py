@@ -143,6 +143,7 @@ class TextEncoder:
             token in prefixes for token in model.tokenizer.all_special_tokens
         )
         self._model = model
+        self._thread = Worker("the encoder")
         self._options = {"batch_size": config.batch_size, "normalize_embeddings": True, "show_progress_bar": False}
         self.name = files.name
         self.location = files.name if files.revision else str(files.folder.resolve())
@@ -166,6 +167,12 @@ class TextEncoder:
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
         """Return `[n, dims]` float32 vectors of length 1."""
         return self._of_length_1(self._model.encode_document(list(texts), **self._options))
+
+    async def encode(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return `[n][dims]` vectors of queries, for code on an event loop: in one thread, one call after another."""
+        vectors = await self._thread.call(self.encode_queries, list(texts))
+        as_lists: list[list[float]] = vectors.tolist()
+        return as_lists
 
     def _of_length_1(self, encoded: Vectors) -> Vectors:
         import numpy as np
@@ -224,25 +231,11 @@ class LexicalEncoder:
         return vectors
 
 
-class SentenceEncoder:
-    """Encodes queries with a `TextEncoder` for code on an event loop, in one thread, one call after another."""
-
-    def __init__(self, encoder: TextEncoder) -> None:
-        self._encoder = encoder
-        self._thread = Worker("the encoder")
-
-    async def encode(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return `[n][dims]` vectors of length 1."""
-        vectors = await self._thread.call(self._encoder.encode_queries, list(texts))
-        as_lists: list[list[float]] = vectors.tolist()
-        return as_lists
-
-
-def open_encoder(spec: str) -> LexicalEncoder | SentenceEncoder:
+def open_encoder(spec: str) -> LexicalEncoder | TextEncoder:
     """Open the `lexical` encoder, or a model by Hub id or folder; raise ConfigError if it cannot be opened."""
     if spec == "lexical":
         return LexicalEncoder()
-    return SentenceEncoder(TextEncoder(EncoderConfig(name=spec, batch_size=32)))
+    return TextEncoder(EncoderConfig(name=spec, batch_size=32))
 
 
 def require_dense(needed_by: str) -> None:

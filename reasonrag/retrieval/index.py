@@ -340,11 +340,8 @@ class IndexFolder:
 class Draft:
     """A part that is being built. Files written through it survive a kill; `finish` makes it a part of the index."""
 
-    def __init__(self, index: IndexFolder, plan: Plan, *, alone: bool = True) -> None:
-        """Resume in the working folder if it has the same plan, else clear it.
-
-        `alone` is whether no other process writes in it now.
-        """
+    def __init__(self, index: IndexFolder, plan: Plan) -> None:
+        """Resume in the working folder if it has the same plan, else clear it."""
         self.folder = index.path / f".building-{plan.part}"
         self.scratch = self.folder / _SCRATCH  # for files that the finished part does not need
         self.plan = plan
@@ -353,7 +350,7 @@ class Draft:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.scratch.mkdir(parents=True)
             write_json(self.scratch / _PLAN, plan.document(), indent=None)
-        for partial_file in self.folder.rglob("*.tmp") if alone else ():  # a killed process left them
+        for partial_file in self.folder.rglob("*.tmp"):  # a killed process left them
             partial_file.unlink()
 
     @contextlib.contextmanager

@@ -39,14 +39,6 @@ def test_a_folder_that_is_a_runs_is_refused_though_it_has_a_lock(tmp_path: Path)
         build_index(tmp_path / "run", config(corpus(tmp_path / "c.jsonl", "one")), replace=False, progress=Silent())
 
 
-def test_an_index_within_its_own_corpus_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts/a.txt").write_text("one")
-    with pytest.raises(ConfigError, match="in its own corpus"):
-        build_index(tmp_path / "texts/index", config(tmp_path / "texts"), replace=False, progress=Silent())
-    build_index(tmp_path / "texts-index", config(tmp_path / "texts"), replace=False, progress=Silent())
-
-
 def test_a_replacement_that_was_killed_behind_the_passages_leaves_no_part_over_the_old_ones(tmp_path: Path) -> None:
     path, out = tmp_path / "c.jsonl", tmp_path / "out"
     build_index(out, config(corpus(path, "one", "two")), replace=False, progress=Silent())

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.types import Shard
 from reasonrag.retrieval.dense import (
     Embeddings,
     VectorSearch,
@@ -18,7 +17,6 @@ from reasonrag.retrieval.dense import (
     build_embeddings,
     build_vectors,
     choose,
-    encode_part,
     encoder_of,
     open_vectors,
     recall_at_10,
@@ -64,20 +62,6 @@ def test_every_passage_has_its_vector_in_its_row_across_shards(tmp_path):
     assert [start for start, _ in embeddings.blocks()] == [0, 16, 32, 48]
     rows = np.array([49, 0, 17, 17, 31])
     assert np.array_equal(embeddings.take(rows), expected[rows])
-
-
-def test_parts_that_several_processes_encode_give_the_same_bytes(tmp_path):
-    embedded(tmp_path / "whole")
-    index, encoders = passages(tmp_path / "parts", FEW), [WordsEncoder() for _ in range(3)]
-    are_all_there = []
-    for number, encoder in reversed(list(enumerate(encoders))):
-        are_all_there.append(encode_part(index, encoder, Shard(number, 3), progress=Silent(), shard_rows=16))
-    assert are_all_there == [False, False, True]
-    assert [encoder.encoded for encoder in encoders] == [32, 16, 2]  # of four shards
-    embedded(tmp_path / "parts", nothing := WordsEncoder())
-    assert nothing.encoded == 0
-    assert digest(tmp_path / "parts/embeddings") == digest(tmp_path / "whole/embeddings")
-    assert encode_part(index, nothing, Shard(0, 3), progress=Silent(), shard_rows=16) and nothing.encoded == 0
 
 
 def test_the_same_plan_encodes_nothing_again_and_another_encoder_everything(tmp_path):
