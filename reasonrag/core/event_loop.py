@@ -83,7 +83,7 @@ class Worker:
         """Start the thread, which ends with `aclose` or with this object."""
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
-        weakref.finalize(self, self._calls.put, None)
+        self._end = weakref.finalize(self, self._calls.put, None)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of a function that runs in the thread, or raise its error."""
@@ -95,12 +95,13 @@ class Worker:
         return await asyncio.wrap_future(result)
 
     async def aclose(self) -> None:
-        """Wait until all calls have ended, unless one hangs."""
+        """Wait until all calls have ended, unless one hangs. A second call does nothing."""
         import asyncio
 
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.call(int), CLOSE_S)
-        self._calls.put(None)
+        if self._end.alive:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.call(int), CLOSE_S)
+            self._end()
 
 
 def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:

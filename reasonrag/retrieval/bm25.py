@@ -241,9 +241,7 @@ def build_bm25(
         for file, kind in ((data, "<f4"), (indices, "<i4")):
             header = {"descr": kind, "fortran_order": False, "shape": (postings,)}
             np.lib.format.write_array_header_1_0(file, header)
-        for scores, rows in _merged(
-            chunks, frequencies, indptr, settings, min(max_bytes, _MAX_BYTES) // _BYTES_A_POSTING
-        ):
+        for scores, rows in _merged(chunks, frequencies, indptr, settings, at_once):
             data.write(scores.astype("<f4").data)
             indices.write(rows.astype("<i4").data)
             progress.advance(len(rows))

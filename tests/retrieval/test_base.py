@@ -68,20 +68,6 @@ def test_a_query_is_looked_up_once_also_when_asked_at_the_same_moment() -> None:
     assert inner.calls == [(["a", "b"], 3)]
 
 
-def test_top_k_and_exact_text_tell_queries_apart() -> None:
-    inner = EchoRetriever()
-    batched = BatchedRetriever(inner)
-
-    async def ask() -> None:
-        (a,), (b,), (c,) = await asyncio.gather(
-            batched.search(["a"], 3), batched.search(["a"], 5), batched.search(["A"], 3)
-        )
-        assert (a[0].contents, b[0].contents, c[0].contents) == ("a 3", "a 5", "A 3")
-
-    asyncio.run(ask())
-    assert sorted(inner.calls) == [(["a"], 5), (["a", "A"], 3)]
-
-
 def test_an_empty_query_finds_nothing_and_costs_nothing() -> None:
     inner = EchoRetriever()
     batched = BatchedRetriever(inner)
@@ -130,8 +116,7 @@ async def ask_each(batched: BatchedRetriever, queries: Sequence[str]) -> list[st
 
 
 @pytest.mark.parametrize(
-    ("cause", "position"),
-    [("http_400", 0), ("http_403", 100), ("http_413", 255), ("http_422", 7), ("misaligned", 128), ("unreadable", 127)],
+    ("cause", "position"), [("http_400", 0), ("http_413", 255), ("misaligned", 128), ("unreadable", 127)]
 )
 def test_a_refused_query_fails_alone(cause: str, position: int) -> None:
     inner = Refusing(cause)
@@ -142,7 +127,7 @@ def test_a_refused_query_fails_alone(cause: str, position: int) -> None:
     assert len(inner.calls) == 17, "the batch, then two halves on each of 8 levels"
 
 
-@pytest.mark.parametrize("cause", ["connection", "timeout", "http_401", "http_404", "http_429", "http_500", "http_503"])
+@pytest.mark.parametrize("cause", ["connection", "http_401", "http_503"])
 def test_a_server_that_fails_for_any_query_is_asked_once(cause: str) -> None:
     inner = Refusing(cause)
     assert asyncio.run(ask_each(BatchedRetriever(inner), ["bad", "a", "b"])) == [cause] * 3
@@ -211,17 +196,15 @@ def test_closing_tells_those_who_wait_and_closes_the_inner_one() -> None:
 
 
 def test_a_store_with_a_limit_forgets_what_was_not_asked_for_the_longest() -> None:
-    store, whole = MemoryStore(2), MemoryStore()
+    store = MemoryStore(2)
 
     async def fill() -> None:
         for query in ("a", "b", "a", "c"):
-            for kept in (store, whole):
-                if kept.get(query, 1) is None:
-                    await kept.put({query: (Passage(query, query),)}, 1)
+            if store.get(query, 1) is None:
+                await store.put({query: (Passage(query, query),)}, 1)
 
     asyncio.run(fill())
     assert [store.get(query, 1) is not None for query in "abc"] == [True, False, True]
-    assert all(whole.get(query, 1) for query in "abc")
 
 
 def test_a_batch_takes_more_queries_while_it_waits_for_its_turn() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,11 +49,8 @@ def words_index(path) -> IndexFolder:
 
 def ask(retriever, queries, top_k=3):
     async def run():
-        try:
+        async with aclosing(retriever):
             return await retriever.search(queries, top_k)
-        finally:
-            await retriever.aclose()
-            await retriever.aclose()
 
     return asyncio.run(run())
 
@@ -128,13 +126,16 @@ def test_the_same_encoder_at_another_place_is_taken_when_its_place_is_given(inde
     assert ask(there, QUERIES) == ask(here, QUERIES)
 
 
-def test_an_empty_query_finds_nothing(tmp_path):
+def test_an_empty_query_finds_nothing_and_half_a_character_fails_no_other(tmp_path):
     retriever = DenseRetriever(words_index(tmp_path), WordsEncoder())
-    found = ask(retriever, ["", "  \n", "Oslo", ""], 2)
-    assert [len(ranking) for ranking in found] == [0, 0, 2, 0]
-    assert ask(DenseRetriever(words_index(tmp_path), WordsEncoder()), ["Oslo"], 0) == [()]
-    assert ask(DenseRetriever(words_index(tmp_path), WordsEncoder()), []) == []
-    assert len(ask(DenseRetriever(words_index(tmp_path), WordsEncoder()), ["Oslo"], 99)[0]) == len(TEXTS)
+
+    async def search():
+        async with aclosing(retriever):
+            return [await retriever.search(["", " \n", "Oslo", "Oslo \ud800"], top_k) for top_k in (2, 0, 99)]
+
+    few, none, every = asyncio.run(search())
+    assert [len(ranking) for ranking in few] == [0, 0, 2, 2] and none == [()] * 4
+    assert len(every[2]) == len(every[3]) == len(TEXTS)
 
 
 def test_the_fingerprint_follows_passages_encoder_and_kind_of_search(tmp_path):
@@ -155,9 +156,3 @@ def test_the_fingerprint_follows_passages_encoder_and_kind_of_search(tmp_path):
         build_embeddings(same, WordsEncoder(salt="x"), progress=Silent())
     found.add(fingerprint(same, WordsEncoder(salt="x")))
     assert len(found) == 3
-
-
-def test_a_query_of_half_a_character_does_not_fail_those_that_it_travels_with(tmp_path):
-    index = words_index(tmp_path / "index")
-    broken, whole = ask(DenseRetriever(index, WordsEncoder()), ["Oslo \ud800", "Oslo"])
-    assert len(broken) == len(whole) == 3

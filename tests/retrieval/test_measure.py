@@ -9,7 +9,7 @@ import pytest
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage, Question
 from reasonrag.retrieval.measure import gold_recall, with_gold_ids
-from tests.retrieval.test_combined import Fixed
+from tests.retrieval.test_open import Fixed
 
 
 def test_a_piece_counts_for_the_passage_that_was_split() -> None:

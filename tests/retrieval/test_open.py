@@ -1,4 +1,4 @@
-"""A tiny cross-encoder with random weights stands for a real one: what matters is who is asked what, and the order."""
+"""Rankings that are fused by rank, and reordered by a tiny cross-encoder with random weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.open import CrossEncoderReranker, RerankedRetriever
-from tests.retrieval.test_combined import Fixed, ids
+from reasonrag.retrieval.open import CrossEncoderReranker, HybridRetriever, RerankedRetriever, reciprocal_rank_fusion
 
-pytestmark = pytest.mark.skipif(
+needs_library = pytest.mark.skipif(
     find_spec("sentence_transformers") is None, reason="sentence-transformers is not installed"
 )
 
+A, B, C, D = (Passage(name, f"text of {name}", 7.0) for name in "abcd")
 LETTERS = [Passage(letter, f"about {letter}") for letter in "abcdef"]
 FILMS = [
     Passage(str(n), f"film {n}\nA film about {' and '.join(words)}.")
@@ -27,6 +27,27 @@ FILMS = [
         [("sharks",), ("sharks", "ships"), ("monsters", "ships"), ("ships",), ("sharks", "monsters")]
     )
 ]
+
+
+class Fixed:
+    """Always the same ranking, or failure."""
+
+    def __init__(self, *passages: Passage, fingerprint: str = "fixed", failure: Exception | None = None) -> None:
+        self.passages = passages
+        self.fingerprint = fingerprint
+        self.failure = failure
+
+    async def search(self, queries, top_k):
+        if self.failure:
+            raise self.failure
+        return [self.passages[:top_k] if query else () for query in queries]
+
+    async def aclose(self):
+        pass
+
+
+def ids(ranking) -> str:
+    return "".join(passage.id for passage in ranking)
 
 
 class ByScore:
@@ -74,28 +95,40 @@ def search(retriever, *queries, top_k=5):
     return asyncio.run(ask())
 
 
-# The order
+# --- Fusion ---
+
+
+def test_a_passage_is_scored_by_its_ranks_alone():
+    fused = reciprocal_rank_fusion([(A, B, C), (C, D)])
+    scores = {"c": 1 / 63 + 1 / 61, "a": 1 / 61, "b": 1 / 62, "d": 1 / 62}
+    assert {passage.id: passage.score for passage in fused} == pytest.approx(scores)
+    assert [p.contents for p in fused] == [p.contents for p in (C, A, B, D)]
+
+
+def test_equal_sums_stand_in_the_order_of_the_first_ranking():
+    assert ids(reciprocal_rank_fusion([(A, B), (B, A)])) == "ab"
+    assert ids(reciprocal_rank_fusion([(B, A), (A, B)])) == "ba"
+    assert ids(reciprocal_rank_fusion([(A,), (B,), (C,)])) == "abc"
+
+
+def test_one_that_fails_fails_the_search():
+    hybrid = HybridRetriever([Fixed(A), Fixed(B, failure=RetrievalError("gone", cause="http_500"))])
+    with pytest.raises(RetrievalError, match="gone"):
+        search(hybrid, "q")
+
+
+# --- The order of a reranker ---
 
 
 def test_what_was_found_is_ordered_by_the_reranker():
-    reranker = ByScore({"a": 0.1, "b": 0.5, "c": -2.0, "d": 0.2, "e": 9.0})
-    (ranking,) = search(RerankedRetriever(Fixed(*LETTERS), reranker, depth=4), "q", top_k=3)
-    assert [(p.id, p.score) for p in ranking] == [("b", 0.5), ("d", 0.2), ("a", 0.1)]
-    assert [p.contents for p in ranking] == ["about b", "about d", "about a"]
+    reranker = ByScore({"a": 0.1, "b": 0.5, "c": 0.1, "d": 0.2, "e": 9.0})
+    (ranking,) = search(RerankedRetriever(Fixed(*LETTERS), reranker, depth=4), "q", top_k=4)
+    assert [(p.id, p.score) for p in ranking] == [("b", 0.5), ("d", 0.2), ("a", 0.1), ("c", 0.1)]
     assert reranker.asked == [("q", "abcd")]
 
 
-def test_equal_scores_stay_in_the_order_found():
-    reranker = ByScore({"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0})
-    (ranking,) = search(RerankedRetriever(Fixed(*LETTERS[:4]), reranker, depth=4), "q")
-    assert ids(ranking) == "bdac"
-
-
-# What is no score
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_score_that_is_no_number_fails_the_search(bad):
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_score_that_is_not_finite_fails_the_search(bad):
     with pytest.raises(RetrievalError, match="a score that is not finite") as failed:
         search(RerankedRetriever(Fixed(*LETTERS[:2]), ByScore({"a": 1.0, "b": bad})), "q")
     assert failed.value.cause == "rerank"
@@ -111,9 +144,10 @@ def test_a_model_that_fails_fails_the_search():
     assert failed.value.cause == "rerank"
 
 
-# A real cross-encoder
+# --- A real cross-encoder ---
 
 
+@needs_library
 def test_scores_are_those_of_the_model(model):
     import torch
     from sentence_transformers import CrossEncoder
@@ -128,6 +162,7 @@ def test_scores_are_those_of_the_model(model):
     assert search(RerankedRetriever(Fixed(), CrossEncoderReranker(str(model))), "q") == [()]
 
 
+@needs_library
 @pytest.mark.fault(
     "A5",
     "special tokens of a reranker in queries and passages",
@@ -143,11 +178,13 @@ def test_special_tokens_in_texts_are_text(model, figure):
     assert same == len(tokens)
 
 
+@needs_library
 def test_a_lone_surrogate_in_a_query_fails_nothing(model):
     reranker = CrossEncoderReranker(str(model), device="cpu")
     assert reranker.score("sharks \ud83d", FILMS) == reranker.score("sharks ?", FILMS)
 
 
+@needs_library
 def test_the_identity_is_of_the_weights_and_not_of_the_place(model, tmp_path):
     copy = shutil.copytree(model, tmp_path / "copy")
     (copy / "README.md").write_text("anything")
@@ -156,14 +193,13 @@ def test_the_identity_is_of_the_weights_and_not_of_the_place(model, tmp_path):
     assert one == same != changed
 
 
-# What cannot work
-
-
+@needs_library
 def test_a_model_with_several_labels_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="3 labels"):
         CrossEncoderReranker(str(save_cross_encoder(tmp_path / "three", labels=3)))
 
 
+@needs_library
 def test_a_model_without_a_head_is_not_given_a_random_one(model, tmp_path):
     plain = shutil.copytree(model, tmp_path / "plain")
     config = json.loads((plain / "config.json").read_text())
