@@ -18,7 +18,7 @@ from reasonrag.dpo.pairs import Question, repeated_questions
 from reasonrag.dpo.preferences import PairRules, check_shards, pairs_in, split_of
 from reasonrag.llm.model_folder import check_tensors, model_files
 from reasonrag.retrieval.index import IndexFolder
-from reasonrag.spre.tree_rules import SHAPE, check_tree
+from reasonrag.spre.estimate import SHAPE, check_tree
 from reasonrag.storage import tables
 from reasonrag.storage.files import read_json
 from reasonrag.storage.folder import read_run

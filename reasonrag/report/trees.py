@@ -18,7 +18,7 @@ from reasonrag.dpo.pairs import repeated_questions
 from reasonrag.dpo.preferences import PairRules
 from reasonrag.spre import decisions_of, full_prompt
 from reasonrag.spre.decisions import Decision
-from reasonrag.spre.tree_rules import check_tree
+from reasonrag.spre.estimate import check_tree
 from reasonrag.storage.files import read_json
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_batches, read_shards, shard_paths

@@ -60,6 +60,7 @@ def decisions_of(
         `[N]` decisions by node id; None for the root, and for a step that was cut off before anything was written.
     """
     parents = [None if row["parent_id"] < 0 else row["parent_id"] for row in tree]
+    # SPRE of one complete trajectory is F1 * alpha**depth: its depth is its number of actions (eq. 1).
     scores = [None if row["f1"] is None else row["f1"] * alpha ** row["depth"] for row in tree]
     visits = [row["visits"] for row in tree]
     ends = _ends_below(parents, scores)
@@ -75,9 +76,13 @@ def decisions_of(
         outermost = _without_descendants(nodes, parents)
         known = [node for node in outermost if values[node] is not None and weights[node]]
         pooled = fmean([values[node] for node in known], [weights[node] for node in known]) if known else None
-        below = tuple(end for node in outermost for end in ends[node])
-        ceiling = None if scores[nodes[0]] is not None else alpha ** (1 + min(tree[node]["depth"] for node in nodes))
-        decision = Decision(content, tuple(nodes), pooled, below, ceiling)
+        ends_below: list[float] = []
+        for node in outermost:
+            ends_below += ends[node]
+        # A search may be answered right at the next step. An answer is known: nothing better can follow.
+        least_depth = min(tree[node]["depth"] for node in nodes)
+        ceiling = None if scores[nodes[0]] is not None else alpha ** (1 + least_depth)
+        decision = Decision(content, tuple(nodes), pooled, tuple(ends_below), ceiling)
         for node in nodes:
             decided[node] = decision
     return decided
@@ -121,14 +126,16 @@ def _ends_below(parents: Sequence[int | None], scores: Sequence[float | None]) -
     """Return the scores of the ends at or below each node."""
     ends: list[list[float]] = [[] if score is None else [score] for score in scores]
     for node in reversed(range(len(parents))):  # children come after their parents
-        if (parent := parents[node]) is not None:
+        parent = parents[node]
+        if parent is not None:
             ends[parent] += ends[node]
     return ends
 
 
 def _without_descendants(nodes: Sequence[int], parents: Sequence[int | None]) -> list[int]:
-    """Return the nodes that stand below no other one of them: a step that cannot be parsed leaves the state as it is,
-    so it can be repeated below itself.
+    """Return the nodes that are not below another one of them, so that no trajectory counts twice.
+
+    A step that cannot be parsed leaves the state as it is, so it can be repeated below itself.
     """
     among, outermost = set(nodes), []
     for node in nodes:
@@ -197,8 +204,8 @@ def _posterior(ends: tuple[float, ...], ceiling: float | None, side: int) -> Any
         raise ValueError("a decision without a complete trajectory has no reward, and none that could be compared")
     if ceiling is None:
         return np.array([math.fsum(ends) / len(ends)])
-    rewards = np.array([0.0, ceiling, *sorted(ends)])
-    weights = _gammas(side, 1 << len(ends).bit_length())[: len(rewards)]
+    rewards = np.array([0.0, ceiling, *sorted(ends)])  # `[2 + K]`
+    weights = _gammas(side, 1 << len(ends).bit_length())[: len(rewards)]  # `[2 + K, _DRAWS]`; few sizes are cached
     return np.asarray(rewards @ weights / weights.sum(0))
 
 
@@ -210,6 +217,6 @@ def _gammas(side: int, trajectories: int) -> Any:
     """
     import numpy as np
 
-    random = np.random.default_rng(side)
-    prior = random.standard_gamma(0.5, (2, _DRAWS))
-    return np.concatenate([prior, random.standard_exponential((trajectories, _DRAWS))])
+    generator = np.random.default_rng(side)
+    prior = generator.standard_gamma(0.5, (2, _DRAWS))  # half a weight for each pseudo-trajectory
+    return np.concatenate([prior, generator.standard_exponential((trajectories, _DRAWS))])

@@ -1,25 +1,31 @@
 """Shortest Path Reward Estimation (SPRE): the formula, its value for every node of a tree, and three evaluators.
 
 An evaluator values a new node while the tree grows: by rollouts, which SPRE scores, by a process reward model, or by
-one judge call.
+one judge call. `check_tree` holds a written tree to the same formula.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from reasonrag.core.errors import JudgeError, LLMError
+from reasonrag.core.errors import DataError, JudgeError, LLMError
 from reasonrag.core.text import token_f1
 from reasonrag.core.types import Trajectory
 from reasonrag.llm.base import StepScorer
 from reasonrag.mcts import Evaluation, Tree
 from reasonrag.rollout import Engine, derive_seed
+from reasonrag.storage.parquet import Row
 
 if TYPE_CHECKING:
     from reasonrag.rewards.judge import ProcessJudge
 
 Weighting = Literal["trajectories", "visits"]
+
+_SCORES = ("value", "spre", "f1", "em")
+# The columns that `check_tree` reads, and the names of the question.
+SHAPE = ("dataset", "question_id", "question", "node_id", "parent_id", "depth", "visits", "valued", *_SCORES)
+_ROUNDING = 1e-9
 
 
 def spre(correctness: Sequence[float], lengths: Sequence[int], *, alpha: float) -> float:
@@ -31,15 +37,15 @@ def spre(correctness: Sequence[float], lengths: Sequence[int], *, alpha: float) 
         alpha: decay per action, in (0, 1].
 
     Raises:
-        ValueError: `scores` is empty, or there are not as many lengths as scores.
+        ValueError: `correctness` is empty, or there are not as many lengths as scores.
 
     >>> spre([1.0, 0.0], [2, 5], alpha=0.5)
     0.125
     """
     if not correctness:
         raise ValueError("SPRE of no rollout is undefined: leave the value missing")
-    scores = [v * alpha**n for v, n in zip(correctness, lengths, strict=True)]
-    return sum(scores) / len(scores)
+    discounted = [score * alpha**length for score, length in zip(correctness, lengths, strict=True)]
+    return sum(discounted) / len(discounted)
 
 
 def trajectory_reward(trajectory: Trajectory, *, alpha: float) -> float | None:
@@ -88,8 +94,8 @@ def means_below(
     [0.5, 1.0, 0.25, 0.0, 0.5]
     """
     means = list(ends)
-    counts = [int(end is not None) for end in ends]
-    sums = [0.0] * len(ends)
+    ends_below = [int(reward is not None) for reward in ends]
+    sums = [0.0] * len(ends)  # over a node's children: weight times mean
     weights = [0] * len(ends)
     # Children come after their parents, so going backwards a node's sums are complete when it is reached.
     for node in reversed(range(len(ends))):
@@ -97,8 +103,9 @@ def means_below(
             means[node] = sums[node] / weights[node]
         parent, mean = parents[node], means[node]
         if parent is not None and mean is not None:
-            weight = counts[node] if visits is None else visits[node]
-            counts[parent] += counts[node]
+            # Weighted by the ends below them, the means of children add up to the mean over all ends.
+            weight = ends_below[node] if visits is None else visits[node]
+            ends_below[parent] += ends_below[node]
             weights[parent] += weight
             sums[parent] += weight * mean
     return means
@@ -118,7 +125,7 @@ class RolloutEvaluator:
     async def evaluate(self, trajectory: Trajectory, *, seed: int) -> Evaluation:
         if trajectory.stop_reason is not None:  # it has ended: nothing to complete
             return Evaluation(trajectory_reward(trajectory, alpha=self.alpha))
-        seeds = [derive_seed(seed, i) for i in range(self.k)]
+        seeds = [derive_seed(seed, number) for number in range(self.k)]
         rollouts = await self.engine.run([trajectory] * self.k, seeds=seeds)
         rewards = [trajectory_reward(rollout, alpha=self.alpha) for rollout in rollouts]
         known = [reward for reward in rewards if reward is not None]
@@ -156,3 +163,69 @@ class JudgeEvaluator:
             return Evaluation(await self.judge.score(trajectory, seed=seed), calls=1)
         except JudgeError:
             return Evaluation(None, calls=1)
+
+
+def check_tree(
+    rows: Sequence[Row],
+    *,
+    where: str = "the rows",
+    fully: bool = False,
+    alpha: float | None = None,
+    weighting: Weighting | None = None,
+) -> None:
+    """Check that a question's rows are one tree: ids count from 0, and each node is one step below an earlier one.
+
+    Every node but the root then has exactly one parent, which exists and is older, so the graph is connected and has
+    no cycle. Scores have to be in [0, 1]. `fully` checks also that each value is of as many visits as had one, and
+    SPRE, if the `alpha` of the run is known, by the answers below each node.
+
+    Args:
+        rows: of `tables.tree_schema`, of one question, by id.
+        where: the rows' origin, for the message.
+        fully: whether to check how values were computed.
+        alpha: as SPRE was computed.
+        weighting: as SPRE was computed.
+
+    Raises:
+        DataError: they are not a tree; the message names the question and the node.
+    """
+    if not rows:
+        raise DataError(f"{where}: a tree has no node, not even a root")
+    problems = [*_misplaced(rows), *(_misvalued(rows, alpha, weighting) if fully else ())]
+    for node, problem in problems[:1]:
+        raise DataError(
+            f"{where}: question {rows[0]['question_id']!r}, node {node}: {problem}, so this is not a tree that "
+            "build-tree wrote; run the same build-tree command to write the tables again"
+        )
+
+
+def _misplaced(rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
+    for position, row in enumerate(rows):
+        node, parent, depth = row["node_id"], row["parent_id"], row["depth"]
+        if node != position:
+            yield node, f"it comes twice or nodes before it are missing (it is row {position} of the tree)"
+            return  # ids are positions in the checks below
+        if node == 0 and (parent, depth) != (-1, 0):
+            yield node, f"it is the first, but has a parent, {parent}, or a depth, {depth}"
+        if node > 0 and not 0 <= parent < node:
+            yield node, "it is a second root" if parent == -1 else f"its parent, {parent}, does not come before it"
+        elif node > 0 and depth != rows[parent]["depth"] + 1:
+            yield node, f"it is at depth {depth}, and its parent, {parent}, at {rows[parent]['depth']}"
+        for name in _SCORES:
+            if row[name] is not None and not -_ROUNDING <= row[name] <= 1 + _ROUNDING:
+                yield node, f"its {name}, {row[name]}, is not in [0, 1]"
+
+
+def _misvalued(rows: Sequence[Row], alpha: float | None, weighting: Weighting | None) -> Iterator[tuple[int, str]]:
+    for row in rows:
+        if not 0 <= row["valued"] <= row["visits"] or (row["value"] is None) != (row["valued"] == 0):
+            yield row["node_id"], f"its value, {row['value']}, is of {row['valued']} of {row['visits']} visits"
+    if alpha is None:
+        return
+    parents = [None if row["parent_id"] < 0 else row["parent_id"] for row in rows]
+    rewards = [None if row["f1"] is None else row["f1"] * alpha ** row["depth"] for row in rows]
+    visits = [row["visits"] for row in rows] if weighting == "visits" else None
+    for row, expected in zip(rows, means_below(parents, rewards, visits), strict=True):
+        written = row["spre"]
+        if (expected is None) != (written is None) or abs((expected or 0) - (written or 0)) > _ROUNDING:
+            yield row["node_id"], f"its spre is {written}, and by the answers below it {expected}"

@@ -6,13 +6,13 @@ import pytest
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.report.trees import QuestionTree, read_trees, tree_of
-from reasonrag.spre.tree_rules import check_tree
+from reasonrag.spre.estimate import check_tree
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import tree_schema
 from tests.report.toys import answer, rows_of, write_run
 
 FAULTS = {
-    "a root that has a parent": ((0, "parent_id", 1), "node 0: it is the first, but has a parent, 1"),
+    "a root that has a parent": ((0, "parent_id", 1), "node 0: it is the first, but has a parent, 1,"),
     "a second root": ((2, "parent_id", -1), "node 2: it is a second root"),
     "a node that comes twice": ((3, "node_id", 2), "node 2: it comes twice or nodes before it are missing"),
     "a parent that is not there": ((2, "parent_id", 9), "node 2: its parent, 9, does not come before it"),
