@@ -40,8 +40,8 @@ log = structlog.get_logger()
 T = TypeVar("T")
 P = ParamSpec("P")
 
-# A policy that writes one readable step in three has none among 12 in one run of 130.
-_FIRST, _MORE = 12, 60
+# A policy that writes one readable step in three has none among 12 in one run of 130: (2/3)**12 = 1/130.
+_FIRST_LOOK, _SECOND_LOOK = 12, 60  # steps
 
 
 class FirstSteps:
@@ -79,7 +79,7 @@ class FirstSteps:
 
     def add(self, step: Step) -> None:
         """Count a step, and end the run if too few of those so far can be read."""
-        if self.seen == _MORE or self.verdict:
+        if self.seen == _SECOND_LOOK or self.verdict:
             return
         self.seen += 1
         if isinstance(step.action, Malformed):
@@ -89,9 +89,9 @@ class FirstSteps:
             if len(self.examples) < 2 and example not in self.examples:
                 self.examples.append(example)
         unreadable = self.reasons.total()
-        none = self.seen == _FIRST and unreadable == _FIRST
-        few = self.seen == _MORE and unreadable > self.most_unreadable * _MORE
-        if none or few:
+        has_none = self.seen == _FIRST_LOOK and unreadable == _FIRST_LOOK
+        has_few = self.seen == _SECOND_LOOK and unreadable > self.most_unreadable * _SECOND_LOOK
+        if has_none or has_few:
             message = self._describe(unreadable)
             if self.most_unreadable < 1:
                 self.verdict = f"{message}; pass --max-unreadable 1 to continue anyway"
@@ -102,14 +102,14 @@ class FirstSteps:
 
     def _describe(self, unreadable: int) -> str:
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.reasons.most_common())
-        found = (
+        message = (
             f"{self.policy}: {self.seen - unreadable} of the first {self.seen} steps can be read ({reasons}), "
             f"for example {' and '.join(self.examples)}"
         )
         if self.cut > unreadable / 2:
-            found += f"; {self.cut} were cut off: let it write more ({self.longer}, in a new folder)"
+            message += f"; {self.cut} were cut off: let it write more ({self.longer}, in a new folder)"
         return (
-            f"{found}; if it does not know the format: take an instruct model, give a trained one the --format and "
+            f"{message}; if it does not know the format: take an instruct model, give a trained one the --format and "
             "--prompts of its training, or train this one on demonstrations first (sft train --examples trajectories)"
         )
 
@@ -169,29 +169,30 @@ class Engine:
         """
         if trajectory.stop_reason is not None:
             raise ValueError(f"a trajectory that ended ({trajectory.stop_reason}) cannot be continued")
-        made = sum(isinstance(step.action, Search) for step in trajectory.steps)
-        no_more = self.max_searches is not None and made >= self.max_searches
-        own = self.format.own_step(trajectory.question, trajectory.steps)
-        if own is not None and not (no_more and isinstance(own, Search)):
-            step = Step(Prompt(()), Completion("", prompt_tokens=0, completion_tokens=0), own)
+        searches = sum(isinstance(step.action, Search) for step in trajectory.steps)
+        is_spent = self.max_searches is not None and searches >= self.max_searches
+        own_action = self.format.own_step(trajectory.question, trajectory.steps)
+        if own_action is not None and not (is_spent and isinstance(own_action, Search)):
+            # Nothing was sampled for it, so there is nothing to train on.
+            step = Step(Prompt(()), Completion("", prompt_tokens=0, completion_tokens=0), own_action)
             return await self._take(trajectory, step)
         # The last step has to answer: a trajectory that only searches earns nothing, and its prefix would look
         # worthless.
         final = self.format.must_answer(trajectory.steps, self.max_steps)
         # A growing turn holds the passages already; other formats show them once, in a step that cannot search.
         is_read = self.format.append_only or self.format.stage(trajectory.steps) is not Stage.GROUNDING
-        final = final or (no_more and is_read)
+        final = final or (is_spent and is_read)
         prompt = self.format.prompt(trajectory.question, trajectory.steps, final=final)
         known = self._known_reply(trajectory, prompt)
-        completions = [known] if known else await self._ask(prompt, seed)
-        steps = [self._read(trajectory, prompt, completion, final=final) for completion in completions]
+        completions = [known] if known else await self._sample(prompt, seed)
+        steps = [self._parse(trajectory, prompt, completion, final=final) for completion in completions]
         step = steps[0] if len(steps) == 1 else await self._best(steps)
         if self.first_steps is not None and known is None:
             self.first_steps.add(step)
         return await self._take(trajectory, step, final=final)
 
     async def _take(self, trajectory: Trajectory, step: Step, *, final: bool = False) -> Trajectory:
-        """Return the trajectory with a step that was decided on, and with what its search found."""
+        """Return the trajectory with a step that was decided on, and with the passages of its search."""
         action = step.action
         if isinstance(action, Search):
             (passages,) = await self.retriever.search([action.query], self.top_k)
@@ -209,7 +210,7 @@ class Engine:
         last = trajectory.steps[-1] if self.sampling.temperature == 0 and trajectory.steps else None
         return last.completion if last is not None and last.prompt == prompt else None
 
-    def _read(self, trajectory: Trajectory, prompt: Prompt, completion: Completion, *, final: bool) -> Step:
+    def _parse(self, trajectory: Trajectory, prompt: Prompt, completion: Completion, *, final: bool) -> Step:
         action = self.format.parse(completion.text, trajectory.steps, final=final)
         if isinstance(action, Answer) and not prompt.stop and completion.finish_reason is not FinishReason.STOP:
             action = Malformed("cut_off")  # without stop strings, a message is whole if the policy ended it
@@ -225,17 +226,18 @@ class Engine:
         values = await self.scorer.score([(step.prompt, step.completion) for step in readable])
         return readable[values.index(max(values))]
 
-    async def _ask(self, prompt: Prompt, seed: int) -> list[Completion]:
+    async def _sample(self, prompt: Prompt, seed: int) -> list[Completion]:
         """Return as many completions as there are candidates; the first has the seed that it has alone."""
         if self.first_steps is not None:
             self.first_steps.check()
         shared = self.sampling
-        sampling = Sampling(1, shared.temperature, shared.top_p, shared.max_tokens, seed)
-        if self.candidates == 1:
-            return list(await self.llm.complete(prompt, sampling))
-        others = [derive_seed(seed, "candidate", index) for index in range(1, self.candidates)]
-        asked = [replace(sampling, seed=each) for each in (seed, *others)]
-        return [completion for (completion,) in await gather_all(self.llm.complete(prompt, each) for each in asked)]
+        # One request a candidate: each has a seed of its own, so more candidates change none of the others.
+        seeds = [seed, *(derive_seed(seed, "candidate", number) for number in range(1, self.candidates))]
+        requests = []
+        for request_seed in seeds:
+            sampling = Sampling(1, shared.temperature, shared.top_p, shared.max_tokens, request_seed)
+            requests.append(self.llm.complete(prompt, sampling))
+        return [completion for (completion,) in await gather_all(requests)]
 
     async def run(
         self, trajectories: Sequence[Trajectory], *, seeds: Sequence[int], completed: Callable[[], object] | None = None
@@ -245,7 +247,8 @@ class Engine:
         `completed` is called after each step. If a backend fails for one of them, the exception is raised after the
         others have ended: paid calls are kept.
         """
-        return await gather_all(self._finish(t, seed, completed) for t, seed in zip(trajectories, seeds, strict=True))
+        attempts = zip(trajectories, seeds, strict=True)
+        return await gather_all(self._finish(trajectory, seed, completed) for trajectory, seed in attempts)
 
     async def _finish(self, trajectory: Trajectory, seed: int, completed: Callable[[], object] | None) -> Trajectory:
         while trajectory.stop_reason is None:
@@ -285,5 +288,6 @@ def derive_seed(*parts: int | str) -> int:
     >>> derive_seed(7, "q1", 3) == derive_seed(7, "q1", 3) != derive_seed(7, "q13")
     True
     """
-    digest = hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "replace"), digest_size=4).digest()
-    return int.from_bytes(digest, "big") >> 1
+    text = "\0".join(map(str, parts)).encode("utf-8", "replace")
+    digest = hashlib.blake2b(text, digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1  # torch and most servers take 31 bits

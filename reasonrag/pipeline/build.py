@@ -78,7 +78,7 @@ def build_trees(
 
         async def build_tree(place: int, question: Question, count: Count) -> None:
             # Sec. 2.2.2: select by Eq. 5, expand by a step of the policy, value by SPRE (Eq. 1), back up (Eq. 7).
-            tree = await build.search.run(question, watch=count)
+            tree = await build.search.run(question, count=count)
             # SPRE of every node, over the complete trajectories through it. A node is a row.
             rows = tree_rows(tree, build.parts.format, alpha=config.value.alpha, weighting=config.value.weighting)
             await run.journal.put_tree(question.dataset, question.id, pack(rows, tree_schema()))

@@ -26,11 +26,11 @@ def random_policy(prompt, sampling):
     return f"<query>Jaws {draw:.2f}</query>" if draw < 0.95 else "nonsense"
 
 
-def build(settings: SearchConfig, *, policy=random_policy, seed: int = 0, k: int = 2, max_steps: int = 8, watch=int):
+def build(settings: SearchConfig, *, policy=random_policy, seed: int = 0, k: int = 2, max_steps: int = 8, count=int):
     llm = ScriptedLLM(policy)
     engine = Engine(llm, ToyRetriever(), ReasonRAGFormat(), max_steps=max_steps)
     search = TreeSearch(engine, RolloutEvaluator(engine, k=k, alpha=0.9), settings, seed=seed)
-    return asyncio.run(search.run(QUESTION, watch=watch)), llm
+    return asyncio.run(search.run(QUESTION, count=count)), llm
 
 
 class Valuing:
@@ -69,7 +69,7 @@ def test_every_rollout_step_is_kept_and_was_asked_once(lag):
 @pytest.mark.parametrize("lag", [0, 1, 8])
 def test_the_root_is_visited_once_an_iteration(lag):
     changes: list[int] = []
-    tree, _ = build(SearchConfig(lag=lag, iterations=12), watch=changes.append)
+    tree, _ = build(SearchConfig(lag=lag, iterations=12), count=changes.append)
     assert tree.root.visits == 12
     assert sum(changes) == 0 and changes.count(-1) == 12  # begun and ended
     assert max(accumulate(changes)) == lag + 1
