@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import DEMO_FORMATS, ModelAddress, choices
@@ -47,27 +47,17 @@ class QuestionsConfig(Section):
     world_seed: int = execution(0, "seed of the demo world", "--world-seed")
 
 
-# Of search engines that are plug-ins now.
-_FORMER_BACKEND = (
-    *("backend.collection", "backend.document", "backend.id", "backend.results", "backend.score", "backend.sql"),
-    *("backend.text", "backend.title", "backend.tool", "backend.vector"),
-)
-_FORMER_SIMULATOR: Tree = {"model": None, "temperature": 0.7, "max_tokens": 768, "noise": 0.0, "last_noise": None}
-_FORMER_SIMULATOR |= {"noise_steps": 0}
+# Former settings are read in the folders of earlier versions, while they have these values.
+_FORMER_SIMULATOR: Tree = {"temperature": 0.7, "max_tokens": 768, "noise": 0.0, "noise_steps": 0}
 
 
 class RetrievalConfig(Section):
     """Where to search. The fingerprint of the retriever, reranking included, is part of the identity of a run."""
 
-    former = dict.fromkeys(_FORMER_BACKEND) | {"backend.method": "POST", "backend.request": {}}
-    former |= {f"simulator.{name}": value for name, value in _FORMER_SIMULATOR.items()}
     former_execution = constants(
-        rerank_depth=20,
-        compress=None,
-        compress_keep=0.5,
-        compress_model=None,
-        simulator=_FORMER_SIMULATOR
-        | {"spec": None, "api_key_env": "OPENAI_API_KEY", "input_price": None, "output_price": None},
+        **{"rerank_depth": 20, "compress": None, "compress_keep": 0.5, "compress_model": None},
+        simulator=dict.fromkeys(("model", "last_noise", "spec", "input_price", "output_price"))
+        | {"api_key_env": "OPENAI_API_KEY", **_FORMER_SIMULATOR},
     )
 
     kind: str | None = execution(
@@ -99,14 +89,7 @@ class RetrievalConfig(Section):
     cache: str = execution("~/.cache/reasonrag", "folder that keeps the indexes of corpora")
     timeout_s: float = execution(60.0, "timeout in seconds of one request to a retrieval server", gt=0)
 
-    @field_validator("backend", mode="before")
-    @classmethod
-    def _without_defaults(cls, options: Any) -> Any:
-        # reasonrag 0.1 wrote all options of all its backends, most of them without a value.
-        if not isinstance(options, dict):
-            return options
-        return {name: value for name, value in options.items() if value not in (None, [], {}, "POST")}
-
+    # One place to search: a reader must see in the settings what was searched.
     @model_validator(mode="after")
     def _one_place(self) -> RetrievalConfig:
         if self.url and self.corpus:
@@ -177,20 +160,22 @@ class ModelConfig(Section):
 
         A server with the chat API reports ids and is sent text, which it encodes again.
         """
+        # vLLM's chat API renders the template itself, so the ids of an open turn are lost.
         return self.api == "completions" or not self.vllm
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
         """Return the cost of some tokens in the currency of the prices; None if a price is unknown."""
         if self.input_price is None or self.output_price is None:
             return None
+        # Prices are of one million tokens, as providers list them.
         return (prompt_tokens * self.input_price + completion_tokens * self.output_price) / 1e6
 
 
 class JudgeConfig(Section):
     """A model that gives verdicts, by default with greedy decoding."""
 
-    former = constants(api="chat", tokenizer=None, revision=None, trust_remote_code=False, top_p=1.0, dtype=None)
     former_execution = ModelConfig.former_execution | constants(
+        **{"api": "chat", "tokenizer": None, "revision": None, "trust_remote_code": False, "top_p": 1.0, "dtype": None},
         **{"card": None, "chat_template": None, "seeded": True, "logprobs": False, "patience_s": 600.0},
         **{"batch_size": 32, "device": None},
     )
@@ -321,15 +306,10 @@ class RunConfig(StallConfig):
     wait_s: float = execution(0.0, "seconds to wait at startup for servers that are still loading", "--wait", ge=0)
 
 
-# Settings of prompt baselines, which are in papers/ now.
-_FORMER_BASELINES: Tree = {"labels": None, "neighbours": 5, "encoder": "lexical", "threshold": 0.2}
-
-
 class Config(Section):
     """Everything that a run depends on, section by section."""
 
-    former: ClassVar[Tree] = {f"baselines.{name}": value for name, value in _FORMER_BASELINES.items()}
-    former_execution = constants(baselines=_FORMER_BASELINES)
+    former_execution = constants(baselines={"labels": None, "neighbours": 5, "encoder": "lexical", "threshold": 0.2})
 
     seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     questions: QuestionsConfig = QuestionsConfig()
@@ -354,6 +334,7 @@ class Config(Section):
             raise ValueError(f"pairs.alpha is for SPRE, but pairs.reward is {reward}; leave one of them out")
         if reward != "spre" and self.pairs.min_confidence:
             raise ValueError(f"pairs.min_confidence is for SPRE, but pairs.reward is {reward}; leave one of them out")
+        # A choice needs several candidates, which only sampling gives.
         choice = self.choice
         is_sampled = choice.candidates > 1 or choice.best_of > 1
         needs_prm = self.value.kind == "prm" or choice.candidates > 1 or (choice.best_of > 1 and choice.rule == "prm")
@@ -370,6 +351,7 @@ class Config(Section):
     @property
     def stall_s(self) -> float:
         """Return the seconds without any progress after which a run is ended."""
+        # A server that restarts may be away for timeout_s + patience_s, and nothing stands still then.
         longest_wait_s = max(model.timeout_s + model.patience_s for model in self.prices.values())
         return self.run.stall_s or max(3600.0, 2 * longest_wait_s)
 
@@ -433,6 +415,7 @@ def load_config(
     """
     given = gather(PRESETS, preset=preset, file=file, overrides=overrides)
     questions, policy = given.get("questions"), given.get("policy")
+    # Not validated yet, so a section may be of any type; what is wrong with it is reported below.
     if isinstance(questions, dict) and questions.get("dataset") == "demo" and isinstance(policy, dict | None):
         policy = {"spec": "demo"} | (policy or {})  # the one policy that knows the demo world
         given["policy"] = policy
@@ -440,6 +423,7 @@ def load_config(
     if isinstance(policy, dict):  # before it is validated, as these settings are the defaults
         card, spec = policy.get("card"), policy.get("spec")
         tree = carried_settings(ModelAddress("hf", str(card)) if card else ModelAddress.parse(str(spec or "")))
+    # The card is below everything that the user gave: flags, --set, the file and the preset win.
     merge(tree, given)
     return validate(Config, tree)
 
@@ -510,6 +494,7 @@ class PolicyCard:
         (folder / POLICY_CARD).write_text(self.text, encoding="utf-8")
         if self.prompts is None:
             return
+        # The tree of a prompt set: one folder for each format.
         for text in Path(self.prompts).glob("*/*.txt"):  # FORMAT/NAME.txt; other texts of the folder stay there
             target = folder / OWN_PROMPTS / text.relative_to(self.prompts)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -68,6 +68,7 @@ def setting(default: Any, description: str, flag: str | None = None, *, env: str
         env: environment variable that is read if the flag is not given.
         limits: `ge`, `gt`, `le` and `lt`, as pydantic's `Field` takes them.
     """
+    # Flags and marks travel in the metadata of the field, which pydantic keeps and does not read.
     field = Field(default, description=description, **limits)  # type: ignore[call-overload]
     if flag:
         field.metadata.append(Flag(flag, env))
@@ -190,19 +191,21 @@ def gather(
     if file is not None:
         merge(tree, read_yaml(file))
     for name, value in (overrides or {}).items():
-        for key in reversed(name.split(".")):
-            value = {key: value}
+        # "search.iterations" becomes {"search": {"iterations": value}}, from the inside out.
+        for part in reversed(name.split(".")):
+            value = {part: value}
         merge(tree, value)
     return tree
 
 
 def merge(tree: Tree, more: Mapping[str, Any]) -> None:
     """Merge `more` into a tree in place, section by section; `more` wins."""
-    for key, value in more.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
-            merge(tree[key], value)
+    for name, value in more.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(name), dict):
+            merge(tree[name], value)
         else:
-            tree[key] = copy.deepcopy(value)
+            # Presets are shared by all calls, and a later merge would change them.
+            tree[name] = copy.deepcopy(value)
 
 
 def validate(model: type[S], tree: Mapping[str, Any]) -> S:
@@ -214,7 +217,7 @@ def validate(model: type[S], tree: Mapping[str, Any]) -> S:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        problem = error.errors()[0]
+        problem = error.errors()[0]  # the others often follow from it
     name = ".".join(map(str, problem["loc"]))[:200]
     if problem["type"] == "extra_forbidden":
         close = difflib.get_close_matches(name, _names(model), n=1)

@@ -120,7 +120,6 @@ def test_a_setting_of_an_older_version_is_read_while_it_has_the_value_that_is_co
     file.write_text("policy: {max_retries: 8, temperature: 0.5}\njudge: {top_p: 1.0}\n")
     config = load_config(file=file)
     assert config.policy.temperature == 0.5
-    assert identity(config)["judge.top_p"] == 1.0, "identities of older runs stay equal"
     with pytest.raises(ConfigError, match=r"policy: max_retries was a setting of an earlier version and is always 8"):
         load_config(overrides={"policy.max_retries": 5})
 
