@@ -89,6 +89,7 @@ def images(charts: Sequence[Panel | BarChart], kinds: Collection[str] = ("svg", 
             width, height = _draw_panel(axes, chart) if isinstance(chart, Panel) else _draw_bars(axes, chart.bars)
             axes.set_title(_text(chart.title))
             axes.set_xlabel(_text(chart.x_label))
+        # The size follows from the charts: bars need a line each, curves do not.
         figure.set_size_inches(width * columns, height * rows)
         for kind in kinds:
             # Without dates and versions: the same numbers have to give the same bytes.

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
+from itertools import chain
 from random import Random
 
 from reasonrag.core.config import ModelConfig
@@ -26,6 +27,7 @@ from reasonrag.rewards.judge import ACCURACY_SCORES, PLANNER_SCORES, REASONING_S
 
 _CLASSES = {relation.key: relation.target for relation in RELATIONS if isinstance(relation.target, tuple)}
 _MORE = {relation.more: relation.key for relation in RELATIONS if relation.more}
+# Both read normalised text: lower case, without punctuation and articles.
 _COMPARES = re.compile(rf"(\w+ \w+) (?:is )?({'|'.join(_MORE)}) than (\w+ \w+)")
 _SAME = re.compile(r"(\w+ \w+) and (\w+ \w+) (do not have|have)(?: same| (different)) (\w+)")
 _CLAUSE = re.compile(r"\b\d+[.)]|[;.,:!?\n]")  # the number of a plan's item is not part of a clause
@@ -52,8 +54,9 @@ class Knowledge:
         """Yield each fact that the text states, at most one per clause: "NAME KEY" and the words that follow."""
         for clause in _CLAUSE.split(text):
             words = normalize_answer(clause).split()
-            for at in range(len(words) - 3):
-                query, value = " ".join(words[at : at + 3]), " ".join(words[at + 3 :])
+            # A query has three words, the two of a name and a key; the value follows it.
+            for start in range(len(words) - 3):
+                query, value = " ".join(words[start : start + 3]), " ".join(words[start + 3 :])
                 if query in self.facts:
                     yield Claim(query, value, value == self.facts[query])
                     break
@@ -74,7 +77,7 @@ class Knowledge:
 
 
 # Parts of names, and values; names of relations, such as "capital", are words of the real world as well.
-_WORDS = frozenset(normalize_answer(word) for word in words()) - {relation.key for relation in RELATIONS}
+_WORDS = frozenset(map(normalize_answer, words())) - {relation.key for relation in RELATIONS}
 
 
 @lru_cache(maxsize=4)
@@ -188,8 +191,8 @@ def vote(world: Knowledge, fields: Fields) -> Verdict | None:
     if question is None:
         return None
     paths = [tuple(value) for label, value in fields.items() if label.startswith("Path ")]
-    made = {normalize_answer(step) for path in paths for step in path}
-    essential = [step for step in _needed(question) if normalize_answer(step) in made]
+    proposed = set(map(normalize_answer, chain.from_iterable(paths)))
+    essential = [step for step in _needed(question) if normalize_answer(step) in proposed]
     return _plan(world, tuple(essential) or min(paths, key=len))
 
 
@@ -233,8 +236,8 @@ def score_path(world: Knowledge, question: Question, reference: Sequence[str], r
     """
     items = [item[1] for item in _ITEM.finditer(reading.plan)]
     needed = _needed(question)
-    facts = {normalize_answer(query) for query in needed}
-    queries = list(dict.fromkeys(normalize_answer(query) for query in reading.queries))
+    facts = set(map(normalize_answer, needed))
+    queries = list(dict.fromkeys(map(normalize_answer, reading.queries)))
     brought = [query for query in queries if _brought(world, query, reading)]
     right = exact_match(reading.answer, question.golden_answers) > 0
     planned = len(_matched(world, items, needed))
@@ -269,6 +272,7 @@ def read(text: str) -> Reading:
 
 def _found(world: Knowledge, facts: Collection[str], reading: Reading) -> set[str]:
     """Return the facts (by query) with a true last statement, and the facts of a passage that no statement mentions."""
+    # A policy may correct itself.
     is_true: dict[str, bool] = {}  # the last statement counts
     for block in reading.blocks:
         for claim in world.claims(f"{block.reasoning}\n{block.conclusion}"):
@@ -279,9 +283,10 @@ def _found(world: Knowledge, facts: Collection[str], reading: Reading) -> set[st
 
 def _matched(world: Knowledge, items: Sequence[str], queries: Iterable[str]) -> dict[int, str]:
     """Match items to queries, each at most once: first by all words of the query, then by its key."""
-    unmatched = [normalize_answer(query) for query in queries]
+    unmatched = list(map(normalize_answer, queries))
     texts = [f" {normalize_answer(item)} " for item in items]
     matches: dict[int, str] = {}
+    # An item such as "the mayor" means the search with this key, unless it names another entity.
     for whole in (True, False):
         for place, text in enumerate(texts):
             query = next((q for q in unmatched if _means(world, text, q, whole=whole)), None)
@@ -434,6 +439,7 @@ class DemoJudge:
             text = "This is not of the demo world that this judge knows."  # parsed as no verdict
             if verdict is not None:
                 right, wrong = verdict
+                # Decided by the request alone: the same one gives the same verdict in every process.
                 seed = str((sampling.seed or 0) + number)
                 rng = Random("\0".join(["demo judge", seed, *(message.content for message in prompt.messages)]))
                 text = wrong(rng) if rng.random() < self._error_rate else right
@@ -464,6 +470,7 @@ def _read(prompt: Prompt) -> dict[str, str | list[str]]:
     """Parse the fields of a request as `rewards.judge.quoted` writes them; an empty dict for any other prompt."""
     fields: dict[str, str | list[str]] = {}
     listed: list[str] | None = None
+    # A label and its text a line; a label without a text has numbered lines below it.
     for line in prompt.messages[-1].content.split("\n"):
         if listed is not None and (numbered := _NUMBERED.fullmatch(line)):
             listed.append(numbered[1])

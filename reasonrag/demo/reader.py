@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
+from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from reasonrag.core.config import ModelConfig
@@ -45,13 +47,17 @@ _NUMBER = re.compile(
     r"\b\d[\d,]{0,14}(?:\.\d{1,6})?(?: (?:million|billion|thousand|percent)\b|%)?"
     r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|hundred)\b"
 )
+# The article is required, or "was shot in" would begin a description.
 _IS_A = re.compile(r"\b(?:is|was|are|were) (?:an?|the) ([\w-]+(?: [\w-]+){0,3})")
+# A dot after one of these does not end a sentence.
 _ABBREVIATIONS = word_set("mr mrs ms dr st jr sr inc co ltd no vol vs prof gen col capt sgt rev hon ca")
+# Lower-case words that may stand inside of a name, as in "Lord of the Isles".
 _CONNECTORS = word_set("of the de la le les von van der du del di da dos bin ibn al el")
 _CALENDAR = word_set(
     "january february march april may june july august september october november december monday tuesday wednesday "
     "thursday friday saturday sunday"
 )
+# Words that do not tell one sentence from another; "named" and "called" are in most questions.
 _STOP_WORDS = word_set(
     "a about above after again against all also although am an and any are as at be because been before being below "
     "between both but by can could did do does doing down during each either few following for former from further "
@@ -61,6 +67,7 @@ _STOP_WORDS = word_set(
     "until up upon us very was we well were what when where which while who whom whose why will with would yes you "
     "your name named called known s t"
 )
+# Words of one relation without a common beginning: a question asks "born", a page says "birth".
 _IRREGULAR_STEMS = {
     "died": "die", "dies": "die", "death": "die", "born": "birth", "wife": "spouse", "husband": "spouse",
     "married": "spouse", "wrote": "writ", "written": "writ", "writer": "writ", "son": "child", "daughter": "child",
@@ -127,7 +134,7 @@ def stem(word: str) -> str:
 @lru_cache(maxsize=4_096)
 def stems(text: str) -> tuple[str, ...]:
     """Return the stems of the content words, in order, with repeats."""
-    return tuple(stem(word) for word in content_words(text))
+    return tuple(map(stem, content_words(text)))
 
 
 @lru_cache(maxsize=4_096)
@@ -172,6 +179,7 @@ def names(text: str) -> tuple[Span, ...]:
     ['Red hat', 'J. R. Lund of the Faroe Islands']
     """
     spans = [Span(quoted[1].strip(" ,."), quoted.start(1)) for quoted in _QUOTED.finditer(text)]
+    # Blanks of the same length, so that the positions of later names stay correct.
     unquoted = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
     spans += [_trimmed(unquoted, group) for group in _capitalised_groups(unquoted)]
     return tuple(sorted((span for span in spans if span.text), key=lambda span: span.start))
@@ -184,6 +192,7 @@ def _capitalised_groups(text: str) -> list[list[re.Match[str]]]:
         if groups[-1]:
             last = groups[-1][-1]
             gap = text[last.end() : word.start()]
+            # "J. R. Lund": inside of a name, a dot follows an initial or an abbreviation.
             joined = gap == " " or (gap == ". " and _is_abbreviation(last[0]))
             if not joined or len(groups[-1]) == 10:
                 groups.append([])
@@ -236,7 +245,7 @@ def descriptions(text: str) -> list[Span]:
     >>> [span.text for span in descriptions("Kiba is a genus of moss, not a fern.")]
     ['genus of moss']
     """
-    return [Span(said[1], said.start(1)) for said in _IS_A.finditer(text)]
+    return [Span(match[1], match.start(1)) for match in _IS_A.finditer(text)]
 
 
 def year(text: str) -> int | None:
@@ -289,6 +298,7 @@ def _options(question: str) -> tuple[str, ...]:
     *_, last = (None, *_OR.finditer(question))
     if last is None:
         return ()
+    # "Who is older, A or B?": the first option begins after the last comma, if that is near enough.
     left, right = question[: last.start()], question[last.end() :].strip(" ?.!")
     named, comma = names(left), left.rfind(", ")
     if comma >= 0 and len(left) - comma < 80:
@@ -309,6 +319,7 @@ def _distinct(items: Iterable[str]) -> tuple[str, ...]:
 # The reader
 
 Scored = tuple[str, float]
+_SCORE = itemgetter(1)
 
 _TEMPLATES = {
     "query": "So the next query is <query>{}</query>",
@@ -404,13 +415,14 @@ class _Reader:
         return _TEMPLATES[kind].format(f'"{body}"' if body in ECHOES else body)
 
     def _choose(self, scored: Sequence[Scored]) -> str:
-        return scored[self._index([score for _, score in scored])][0]
+        return scored[self._index(list(map(_SCORE, scored)))][0]
 
     def _index(self, scores: Sequence[float], sharpness: float = 2.0) -> int:
         """Return the (first) best at temperature 0, else a draw from a softmax over score / temperature."""
         top = max(scores)
         if self._temperature <= 0:
             return scores.index(top)
+        # Less the best score, so that no exponential overflows.
         weights = [math.exp(sharpness * (score - top) / self._temperature) for score in scores]
         return self._random.choices(range(len(scores)), weights)[0]
 
@@ -442,11 +454,11 @@ class _Reader:
             weight = 2.0 if name in unseen else 0.3
             scored += [(f"{name} {relation}", weight), (name, weight - 0.3)]
         # The next hop starts at a name that the evidence brings up, scored as an answer is.
-        pieces = [piece for note in self._evidence for piece in sentences(note)]
+        pieces = list(chain.from_iterable(map(sentences, self._evidence)))
         for name, score in spans(replace(parsed, kind=Kind.BRIDGE), pieces, self._queries):
             if name[0].isupper() and not _DEMONYM.match(name):
                 scored += [(f"{name} {relation}", score - 0.5), (name, score - 0.5 - 0.5)]
-        earlier = [stem_set(query) for query in self._queries]
+        earlier = list(map(stem_set, self._queries))
         new: list[Scored] = []
         for query, score in scored:
             if stem_set(query) and stem_set(query) not in earlier:
@@ -462,10 +474,10 @@ class _Reader:
         fitting = [(row, score) for row, score in zip(rows, scores, strict=True) if score > 0]
         if not fitting:
             return ""
-        row, score = fitting.pop(self._index([score for _, score in fitting]))
+        row, score = fitting.pop(self._index(list(map(_SCORE, fitting))))
         chosen = [row]
         if fitting:
-            second, second_score = fitting[self._index([score for _, score in fitting])]
+            second, second_score = fitting[self._index(list(map(_SCORE, fitting)))]
             if self._decide(2.0 * (second_score - 0.7 * score)):
                 chosen.append(second)
         return " ".join(text if not title or mentions(text, title) else f"{title}: {text}" for title, text in chosen)
@@ -478,9 +490,11 @@ def open_reader(address: ModelAddress, config: ModelConfig) -> ExtractiveLLM:
 
 def _overlap(query: frozenset[str], question: frozenset[str], rows: Sequence[tuple[str, str]]) -> list[float]:
     """Return `[rows]` the idf-weighted share of the query in each (title, sentence), more if the title is asked for."""
+    # Rare words decide: the inverse document frequency is over the sentences of this one search.
     words_of_rows = [tuple(dict.fromkeys(stems(f"{title} {text}"))) for title, text in rows]
-    count = Counter(word for words in words_of_rows for word in words)
+    count = Counter(chain.from_iterable(words_of_rows))
     idf = {word: math.log(1 + len(rows) / (1 + n)) for word, n in count.items()}
+    # Sorted, because a sum of floats depends on its order, and a set has none.
     total = sum(sorted(idf.get(word, 0.0) for word in query)) or 1.0
     scores = []
     for (title, _), words in zip(rows, words_of_rows, strict=True):
@@ -499,7 +513,7 @@ def candidates(parsed: ParsedQuestion, evidence: Sequence[str], queries: Sequenc
         evidence: the notes of the thoughts, oldest first.
         queries: the searches so far; a name that was searched for is rarely the answer.
     """
-    pieces = list(dict.fromkeys(piece for note in evidence for piece in sentences(note)))
+    pieces = list(dict.fromkeys(chain.from_iterable(map(sentences, evidence))))
     if parsed.kind is Kind.YES_NO:
         return _yes_no(parsed, pieces)
     if parsed.kind is Kind.CHOICE:
@@ -538,8 +552,8 @@ def _choice(parsed: ParsedQuestion, pieces: Sequence[str]) -> list[Scored]:
         return [(option, 2.5 * (value == best)) for option, value in zip(parsed.options, values, strict=True)]
     scored: list[Scored] = []
     for option in parsed.options:
-        said = stem_set(" ".join(about(option, pieces)))
-        scored.append((option, float(len(parsed.relation_stems & said))))
+        stated = stem_set(" ".join(about(option, pieces)))
+        scored.append((option, float(len(parsed.relation_stems & stated))))
     return scored
 
 
@@ -569,10 +583,12 @@ def spans(parsed: ParsedQuestion, pieces: Sequence[str], queries: Sequence[str])
     for number, piece in enumerate(pieces):
         stems_here = stem_set(piece)
         shared = len(wanted & stems_here) / max(len(wanted), 1) + len(latest & stems_here) / max(len(latest), 1)
+        # A span near a word of the relation is more likely the answer: 20 characters halve the bonus.
         anchors = [word.start for word in stem_starts(piece) if word.text in parsed.relation_stems]
         for rank, span in enumerate(_spans_of_kind(parsed, piece)):
             near = 1.5 / (1 + min((abs(span.start - anchor) for anchor in anchors), default=200) / 20)
             score = shared + near + 0.5 * number / len(pieces) - 0.05 * rank + _fit(parsed, piece, span, rank)
+            # What was searched for is rarely the answer.
             if any(stem_set(span.text) <= stem_set(query) for query in queries):
                 score -= 0.5
             scores[span.text] = max(score, scores[span.text] + 0.3) if span.text in scores else score

@@ -127,14 +127,16 @@ class Part:
     @classmethod
     def draw(cls, names_of: Callable[[Kind], tuple[str, ...]], rng: Random, *, sizes: dict[Kind, int]) -> Part:
         """Draw `sizes` entities of each type (or all if fewer names exist), with random facts among them."""
+        # The order of the draws is part of the data: another order gives another world for every seed.
         chosen: dict[Kind, list[str]] = {}
         kinds: dict[str, Kind] = {}
         for kind in KINDS:
             pool = names_of(kind)
             chosen[kind] = rng.sample(pool, min(sizes[kind], len(pool)))
             kinds |= dict.fromkeys(chosen[kind], kind)
-        facts: dict[str, dict[str, str]] = {name: {} for name in kinds}
+        facts: dict[str, dict[str, str]] = {}
         for name, kind in kinds.items():
+            facts[name] = {}
             for relation in relations_of(kind):
                 target = relation.target
                 values = target if isinstance(target, tuple) else chosen[target]
@@ -189,7 +191,7 @@ class World:
             else:
                 question = ask(self.parts[split], kind, rng)
             text = question.question
-            if text not in drawn:
+            if text not in drawn:  # one that comes twice is drawn again
                 question_id = f"{self._stem}-{split}-{len(drawn):06d}"
                 metadata = {**question.metadata, "split": split}
                 drawn[text] = Question(question_id, text, question.golden_answers, "demo", metadata)
@@ -309,6 +311,7 @@ def _pair(part: Part, kind: str, rng: Random) -> Question:
     relation = rng.choice([relation for relation in with_classes if bool(relation.more) is compares])
     same = not compares and rng.random() < 0.5
     while True:
+        # Sampled again until the two values differ, or are equal, as the question needs it.
         first_name, second_name = rng.sample(part.named(relation.subject), 2)
         first, second = part.hop(first_name, relation.key), part.hop(second_name, relation.key)
         if (first.value == second.value) is same:

@@ -96,6 +96,7 @@ def output(out: Path, marker: str, *names: str) -> Iterator[dict[str, int]]:
         marker: name of the file that names the folder's exporter.
         names: patterns of all other files that will be written.
     """
+    # A killed process may have left the temporary file of the marker in a folder that is still free.
     begun = [path.name for path in out.glob(f".{marker}.*")]
     with Folder(out, marker, marker, ignore=begun).locked():
         write_json(out / marker, {})
@@ -162,6 +163,7 @@ def export_trl(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[st
 
 
 def _as_texts(chat: ChatTemplate, row: Row) -> Row:
+    # The ends of the steps decide where the end-of-turn token is written.
     sides = read_row(str(row["pair_id"]), row).sides
     assert isinstance(sides, StepSides)  # pairs of a run name the ends of their steps
     texts = {"prompt": _prompt_text(sides.chosen[0].prompt, chat)}
@@ -174,6 +176,7 @@ def _as_texts(chat: ChatTemplate, row: Row) -> Row:
 def _prompt_text(prompt: Prompt, chat: ChatTemplate) -> str:
     """Return the text of a prompt, without the start token if the tokenizer writes one by itself."""
     text, start = chat.text(prompt), chat.tokenizer.bos_token_id
+    # Some tokenizers add the start token by themselves; two of them would change the prompt.
     adds_start = start is not None and chat.tokenizer("")["input_ids"][:1] == [start]
     return text.removeprefix(chat.tokenizer.bos_token) if adds_start else text
 
@@ -245,6 +248,7 @@ def export_questions(run: Path, out: Path, *, tool: str = "verl", prompts: str |
     repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
     for node in read_shards(run / "trees", "nodes", tree_schema(), columns=_QUESTION_COLUMNS):
         if node["parent_id"] < 0:
+            # The same rule that split the pairs, so that no question of the test pairs is trained on.
             held_out = in_test_split((node["dataset"], node["question_id"]), config.pairs.test_share, repeated)
             question = Question(node["question_id"], node["question"], tuple(node["golden_answers"]), node["dataset"])
             questions["test" if held_out else "train"].append(question)

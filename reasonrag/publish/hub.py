@@ -85,6 +85,7 @@ def push(upload: Upload, *, log: Log, api: HfApi | None = None) -> Published:
             "publishing needs a login for the HF Hub, and HF_HUB_OFFLINE not to be set: run `hf auth login`, or set "
             "HF_TOKEN to a token that may write"
         )
+    # Only a card, or nothing at all.
     if files_of(upload.folder) in ([], [CARD]):  # the commit would delete all our files there
         raise ConfigError(f"there is nothing to publish to {upload.repo_id}: the prepared folder holds no data")
     if not sys.stderr.isatty():
@@ -128,6 +129,7 @@ def _attempt(upload: Upload, api: HfApi, log: Log) -> Published:
     from huggingface_hub import CommitOperationDelete
 
     repo, kind = upload.repo_id, upload.repo_type
+    # Private from the start: a repository that is made private later was public for a moment.
     api.create_repo(repo, repo_type=kind, private=not upload.public, exist_ok=True)
     info = api.repo_info(repo, repo_type=kind)
     if not info.private and not upload.public:
@@ -135,6 +137,8 @@ def _attempt(upload: Upload, api: HfApi, log: Log) -> Published:
             f"{repo} is public, so nothing was sent: publish with --public, or to another repository, or make it "
             "private in its settings"
         )
+    # The state that is compared is the state that is changed: the Hub refuses the commit (HTTP 412) if another one came
+    # between them, because it names its parent.
     parent = commit = str(info.sha)
     remote = _listed(upload, api, parent)
     additions = _additions(upload, api, parent, remote)
@@ -152,6 +156,7 @@ def _attempt(upload: Upload, api: HfApi, log: Log) -> Published:
             repo, [*changed, *deletions], commit_message=upload.message, repo_type=kind, parent_commit=parent
         ).oid
         log(f"committed {commit[:8]}")
+        # What counts is what the Hub lists after the commit, not what was sent.
         arrived = _listed(upload, api, commit)
         wrong = [path for path, addition in additions.items() if not _is_same(addition, arrived.get(path))]
         wrong += sorted(stale & arrived.keys())
@@ -236,6 +241,7 @@ def _set_timeout(request: Any) -> None:
 
 def _explain(error: Any, http_error: type[Exception]) -> str:
     """Explain a failure without URLs, some of which are signed, and without paths and secrets."""
+    # The words of a server may repeat the request, with its token and with signed URLs.
     while error.__cause__ is not None and not isinstance(error, http_error):
         error = error.__cause__  # the library wraps some errors
     response = getattr(error, "response", None)

@@ -172,6 +172,7 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
             "find it out and give it as --license, or leave --public away"
         )
 
+    # Called again with the card of the repository, once that is known.
     def card(old: str | None) -> str:
         return merge_card(old, data, content.body)
 
@@ -352,6 +353,7 @@ def _stage_policy(path: Path, folder: Path, options: PublishOptions) -> _Content
         raise RunError(f"{path} has no folder {MERGED}; train with --merge, or publish without --merged")
     if not any(any(weights.glob(name)) for name in _WEIGHTS):
         raise DataError(f"{weights} holds no weights in safetensors (pickles are not published); save them so")
+    # By name: whatever else is in the folder (checkpoints, optimizer states, pickles) stays here.
     for pattern in _POLICY_FILES:
         for source in weights.glob(pattern):
             if source.is_file():
@@ -413,6 +415,7 @@ def _place_model_file(source: Path, target: Path) -> None:
     if source.name in (_ADAPTER, "config.json", "generation_config.json", "tokenizer_config.json"):
         settings = require_json(source, "train again, or mend it")
         names = {key: without_places(settings[key]) for key in _SOURCE_KEYS if key in settings}
+        # Linked if nothing differs, so that the published bytes are those that were evaluated.
         if settings | names != settings:
             write_json(target, settings | names)
             return

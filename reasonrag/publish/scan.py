@@ -136,6 +136,7 @@ def _search_table(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, st
 
 def _suspects(texts: Sequence[str], patterns: Patterns) -> Sequence[str]:
     """Return the texts, or none of them if one search over all together finds nothing, as in most batches."""
+    # One search over a thousand rows is much faster than a thousand searches.
     together = "\n\n".join(texts)
     return texts if find_secrets(together) or any(_matches(together, patterns)) else ()
 

@@ -125,6 +125,7 @@ def verify(path: Path) -> Verified:
 
 def _check_tables(path: Path, verified: Verified) -> None:
     """Check Parquet files by their columns, then the trees and pairs in them; of a run, also its `run.json`."""
+    # Files are told apart by their columns: tables of others, and single files, have no names of ours.
     files_of: defaultdict[str, list[Path]] = defaultdict(list)
     for file in [path] if path.suffix == ".parquet" else sorted(path.rglob("*.parquet")):
         if not any(part in _NOT_TABLES or part.startswith(".") for part in file.relative_to(path).parts):
@@ -139,6 +140,7 @@ def _check_tables(path: Path, verified: Verified) -> None:
         _check_trees(path, sound["nodes"], verified)
     elif summary is not None:
         verified.check("config.yaml", lambda: read_run(path) and None)
+    # Pairs come after the trees: which questions have the same text is known from these.
     for kind in sound:
         for file in sound[kind] if "pairs" in kind else ():
             verified.check("preferences", _add_pairs, verified.pairs, file)
@@ -204,6 +206,7 @@ def _check_trees(path: Path, files: Sequence[Path], verified: Verified) -> None:
                 spre.update(alpha=value.alpha, weighting=value.weighting)
 
         verified.check("config.yaml", read_value)
+    # The columns of the shape alone: texts are most of a table and prove nothing about the tree.
     batches = (batch for file in files for batch in read_batches(file, tables.tree_schema(), columns=SHAPE))
     questions: set[Question] = set()
     for question, tree in by_question(row for batch in batches for row in batch.to_pylist()):

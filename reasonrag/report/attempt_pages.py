@@ -155,11 +155,13 @@ def _question_page(attempts: Sequence[Attempts], question: Row, results: Sequenc
             shown.append({"label": attempt.label, "cause": result, "facts": [], "steps": []})
             continue
         answer = result["answer"]
+        # Equal answers share a number, by which the list finds questions where two policies differ.
         normalized = None if answer is None else normalize_answer(answer)
         cells.append([answer, result["em"], result["f1"], answers.setdefault(normalized, len(answers))])
         steps = _steps(result, messages, passages)
         shown.append(_attempt(attempt.label, [result[name] for name in facts], steps))
     columns = [question[name] for name in ("question_id", "kind", "question", "golden_answers")]
+    # Metrics have names of their own; other columns are readable as they are.
     labels = [METRICS[name].label if name in METRICS else name.replace("_", " ") for name in facts]
     return _page(question, shown, labels, messages, passages, [ListRow([*columns, cells])])
 
@@ -182,6 +184,7 @@ def _steps(row: Row, messages: TextPool, passages: TextPool) -> list[Row]:
     steps: list[Row] = []
     written = ""
     for step in row["trajectory"] or []:
+        # A turn that grows would repeat itself in every step, and make the page quadratic in its length.
         continues = bool(steps) and step["prefix"].startswith(written)
         kept = {name: step[name] for name in ("action", "content", "text", "finish_reason")}
         kept |= {"prompt": messages.messages(step["prompt"]), "passages": passages.passages(step["passages"])}
@@ -203,6 +206,7 @@ def write_training_pages(training: Path, out: Path) -> Path:
             if len(panel.lines) <= _MOST_LINES:
                 charts.append(chart(panel))
                 continue
+            # Lines of very different scales cannot share an axis.
             parts = [Panel(line.label, panel.x_label, panel.y_label, (line,)) for line in panel.lines]
             more_charts[panel.title] = list(map(chart, parts))
         settings = summary["settings"]
@@ -235,6 +239,7 @@ def _group_page(group: Sequence[Row], format_class: Any, mask_truncated: bool) -
     shown: list[Row] = []
     listed: list[ListRow] = []
     for place, (row, part) in enumerate(zip(group, parts, strict=True)):
+        # As a reader says it: "answered, cut off".
         ending = (row["stop_reason"] or "not finished").replace("_", " ") + ", cut off" * bool(row["truncated"])
         aside = "" if row["reward"] is not None else row["cause"] or "no reward"
         in_loss = 0 if aside or (row["truncated"] and mask_truncated) else row["policy_tokens"]

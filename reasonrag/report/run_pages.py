@@ -36,6 +36,7 @@ def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = ()) ->
     counts = RunCounts(run)
     for question_id in questions:
         tree_of(run, question_id)  # raises if it is unknown, with the nearest ids
+    # Evenly spaced: the first 500 questions of a data set may be of one kind.
     step = math.ceil(((summary.get("questions") or {}).get("finished") or 1) / _MOST_PAGES)
 
     def pages() -> Iterator[Page]:
@@ -62,6 +63,7 @@ def _page(tree: QuestionTree) -> Page:
     scores: list[float] = []
     searches_to_answer: list[int] = []
     for row, searches in zip(tree.nodes, tree.searches(), strict=True):
+        # A step that could not be read, or a path that ended without an answer.
         failures += row["action"] == "malformed" or row["stop_reason"] == "no_answer"
         tokens += (row["prompt_tokens"] or 0) + (row["completion_tokens"] or 0)
         if row["f1"] is not None:
@@ -71,6 +73,7 @@ def _page(tree: QuestionTree) -> Page:
     cells = [root["question"], f"{root['dataset']} {root['question_id']}", root["golden_answers"]]
     cells += [len(nodes), max(row["depth"] for row in nodes), len(tree.pairs), failures, tokens or None]
     cells += [fmean(searches_to_answer), fmean(scores), max(scores)] if scores else [None, None, None]
+    # Of every node, not of the best one: was a correct answer found at all?
     never_right = not any(row["em"] for row in nodes)
     filters = {"no pairs": not tree.pairs, "failures": failures, "never right": never_right}
     return Page(root, _details(tree), [ListRow(cells, [name for name, applies in filters.items() if applies])])

@@ -73,6 +73,7 @@ class Site:
         Pages are named by their numbers: ids come from outside and never become file names.
         """
         remaining = iter(pages)
+        # One page ahead, because each page links to the next one.
         page, number = next(remaining, None), 0
         while page is not None:
             following = next(remaining, None)
@@ -147,6 +148,7 @@ class TextPool:
 
     def index(self, item: Row) -> int:
         """Return the item's index in `items`, after adding it if it is new."""
+        # By content: ids of passages may repeat in another corpus.
         index = self._indices.setdefault(json.dumps(item, sort_keys=True), len(self.items))
         if index == len(self.items):
             self.items.append(item)
@@ -182,6 +184,7 @@ def chart(drawn: Panel | BarChart) -> Chart:
         if points:
             (start, first), (end, last) = points[0], points[-1]
             courses.append(f"{line.label}: {first:.4g} at {start:g}, {last:.4g} at {end:g}")
+    # An image in a `data:` URL can neither run scripts nor load anything.
     svg = base64.b64encode(images([drawn], ["svg"])["svg"]).decode()
     return Chart(f"data:image/svg+xml;base64,{svg}", f"{drawn.title}. {'; '.join(courses) or 'no data'}.")
 

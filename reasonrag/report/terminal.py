@@ -44,6 +44,7 @@ def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False)
     path = set(tree.best_path)
     drawn = {0: Drawing(heading)}
     hidden: Counter[int] = Counter()  # the number of nodes below each drawn node
+    # The drawn node that a hidden one is counted at.
     above: dict[int, Any] = {}  # of hidden nodes
     for row in tree.nodes[1:]:  # a parent comes before its children
         node, parent = row["node_id"], row["parent_id"]
@@ -59,6 +60,7 @@ def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False)
 
 def picture(tree: QuestionTree, *, depth: int | None = None, best: bool = True) -> str:
     """Return a drawing of a tree as an SVG file, which loads nothing; arguments are those of `drawing`."""
+    # A fixed width: the same tree gives the same picture on every terminal.
     console = Console(record=True, width=110, file=io.StringIO())
     console.print(drawing(tree, depth=depth, best=best))
     style = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # it names a server
@@ -121,6 +123,7 @@ def _preferences(tree: QuestionTree, drawn: Collection[int]) -> Iterator[Text]:
 
 def _node(row: Row, best: bool) -> Text:
     mark = _mark(row, best)
+    # `Text`, not a string: rich would read `[red]` in a string as markup.
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{mark} " if mark else "", style=_STYLES.get(mark[:1], ""))
     text.append(_inert(row["action"]), style=_STYLES.get(mark[:1], "bold"))

@@ -124,6 +124,7 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
     for path in shard_paths(run / "trees", "nodes"):
         for batch in read_batches(path, tree_schema()):
             ids = batch.column("question_id")
+            # All ids are kept, for the advice about a mistyped one.
             known_ids |= dict.fromkeys(ids.unique().to_pylist())
             for row in batch.filter(pc.equal(ids, question_id)).to_pylist():
                 if dataset in (None, row["dataset"]):
@@ -209,6 +210,7 @@ class RunCounts:
                 self._add("steps", row["depth"])
                 # Searches and the answer (Algorithm 1). The paper does not define its iterations; they start at 1, too.
                 self._add("rounds", searches + 1)
+        # Without decay (alpha 1) SPRE is the mean F1: what is equal then was decided by the length alone.
         by_f1 = decisions_of(tree.nodes, alpha=1.0) if tree.pairs else []
         for pair in tree.pairs:
             self._add_pair(pair, tree, by_f1)
@@ -229,6 +231,7 @@ class RunCounts:
         lone = [side for side in ("chosen", "rejected") if pair.get(f"{side}_rollouts") == 1]
         self._counters["pairs"]["on_one_trajectory"] += any(pair[f"{side}_type"] != "answer" for side in lone)
         steps = [[tree.nodes[node] for node in path[pair["depth"] + 1 :]] for path in paths]
+        # What is compared are the steps below the common prefix.
         texts = [[(step["action"], step["text"]) for step in side] for side in steps]
         question = tree.root["dataset"], tree.root["question_id"]
         self._contradictions.add(pair["pair_id"], question, full_prompt(steps[0][0]), *texts)
