@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.online_rl import task as tasks
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings, rl_presets
-from reasonrag.online_rl.train import train_online
+from reasonrag.online_rl.train import _reject_sharded_weights, train_online
 from tests.online_rl.toys import settings
 
 
@@ -125,3 +126,9 @@ def test_validation_on_the_questions_of_training_is_refused(tmp_path):
 def test_the_demo_world_validates_on_its_dev_split():
     held_out = tasks.open_task(settings(validation__steps=5, validation__limit=3)).held_out
     assert len(held_out) == 3 and all("dev" in question.id for question in held_out)
+
+
+@pytest.mark.parametrize(("fsdp", "deepspeed"), [("full_shard", None), ([], "zero3.json")])
+def test_sharded_weights_make_no_rollouts_in_this_process(fsdp, deepspeed):
+    with pytest.raises(ConfigError, match="--rollout-url"):
+        _reject_sharded_weights(SimpleNamespace(fsdp=fsdp, deepspeed=deepspeed), "use --rollout-url")

@@ -12,9 +12,8 @@ import pytest
 
 from reasonrag.core.config import ModelConfig, carried_settings
 from reasonrag.core.errors import Interrupted, RunError
-from reasonrag.core.models import ModelAddress, demo_folder
+from reasonrag.core.models import ModelAddress
 from reasonrag.online_rl import monitoring
-from reasonrag.online_rl import task as tasks
 from reasonrag.online_rl.reference_plans import load_plans
 from reasonrag.pipeline.parts import open_llm
 from reasonrag.storage.files import read_json
@@ -167,21 +166,6 @@ def trained(wanted, out):
         return trainer.state.log_history
 
 
-def test_a_format_and_a_reward_of_ones_own_need_no_change_of_the_package(tmp_path):
-    own = {"format__name": f"python:{TOYS}:FifthFormat", "rollout__max_tokens": 6}
-    wanted = settings(**SMALL, **own)
-    before = weights(demo_folder("search_r1"))
-    history = trained(wanted, tmp_path / "rl")
-    assert len(logged(history, "reward/words")) == 2
-    assert farthest(weights(tmp_path / "rl"), before) > 1e-5
-    rows = rollouts(tmp_path / "rl", 2)
-    assert all("<facts>" in row["turn"] and row["turn"].count("<say>") == 1 for row in rows)
-    assert len({row["reward"] for row in rows}) > 1
-    tasks.open_task(wanted).card.write(tmp_path / "rl")
-    carried = carried_settings(ModelAddress("hf", str(tmp_path / "rl")))
-    assert "name" not in carried["format"], "a folder names no code; the format is asked for where the policy is used"
-
-
 def test_rewards_that_are_missing_are_counted_and_no_trajectory_is_printed(tmp_path, capfd):
     wanted = settings(reward__name=f"{TOYS}:HolesReward", outage__max_unscored=1.0, sampling__dynamic=True)
     history = trained(wanted, tmp_path / "rl")
@@ -239,9 +223,9 @@ def test_a_judge_that_is_gone_ends_the_training_with_code_2_and_it_goes_on_when_
     assert summary["steps"] == 3
 
 
-@pytest.mark.parametrize("more", [{}, {"algorithm": "ppo", "credit": "trajectory", "beta": 0.01}], ids=["grpo", "ppo"])
-def test_two_processes_with_different_numbers_of_steps_train_as_one_does(more, tmp_path):
-    wanted = settings(**STEPS | more, seed=4)  # with 0, both questions have as many steps
+def test_two_processes_with_different_numbers_of_steps_train_as_one_does(tmp_path):
+    ppo = {"algorithm": "ppo", "credit": "trajectory", "beta": 0.01}
+    wanted = settings(**STEPS | ppo, seed=4)  # with 0, both questions have as many steps
     done = child(wanted, tmp_path / "two", processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
     trained(wanted, tmp_path / "one")
@@ -283,13 +267,6 @@ def test_an_adapter_is_trained_further_next_to_the_one_it_began_with(tmp_path):
         assert (folder / "adapter_model.safetensors").exists()
         assert not (folder / "ref").exists()
     assert not (tmp_path / "again" / "best" / "README.md").exists()
-
-
-def test_trainings_take_fewer_questions_than_a_batch_has(tmp_path):
-    trained(settings(**SMALL, limit=1), tmp_path / "rl")
-    rows = rollouts(tmp_path / "rl", 1)
-    assert len({row["question_id"] for row in rows}) == 1
-    assert len({row["turn"] for row in rows[:4]} | {row["turn"] for row in rows[4:]}) > 1
 
 
 def test_reference_plans_that_are_not_given_are_made_first_and_kept(tmp_path):

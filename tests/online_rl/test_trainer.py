@@ -104,11 +104,11 @@ def listen(trainer: Any) -> list[Any]:
     return heard
 
 
-@pytest.fixture(scope="module", params=[OWN, HOLES], ids=["all paid", "holes"])
-def rollouts(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory):
     """A trainer whose policy has moved, and a batch of its rollouts."""
     out = tmp_path_factory.mktemp("rollouts") / "out"
-    with made(settings(**ANY, reward__name=request.param, beta=0.1, rollout__temperature=0.9), out) as trainer:
+    with made(settings(**ANY, reward__name=HOLES, beta=0.1, rollout__temperature=0.9), out) as trainer:
         move(trainer.model)
         yield (trainer, *rolled_out(trainer))
 
@@ -125,11 +125,10 @@ def test_text_that_was_put_in_and_rows_without_a_reward_are_masked(rollouts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beta", [0.0, 0.1])
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
-def test_only_what_the_policy_wrote_and_was_paid_for_is_learnt(loss, beta, rollouts):
+def test_only_what_the_policy_wrote_and_was_paid_for_is_learnt(loss, rollouts):
     trainer, inputs, out = rollouts
-    trainer.averaging, trainer.beta = loss, beta
+    trainer.averaging, trainer.beta = loss, 0.1
     out = trainer.weigh(out, scored=sum(row[REWARD] is not None for row in inputs))
     mask = (out["tool_mask"] * out["completion_mask"]).bool()
     heard = listen(trainer)
@@ -194,7 +193,7 @@ EXACT = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "preset"), [("full", "outcome"), ("lora", "outcome"), ("full", "reasonrag")])
+@pytest.mark.parametrize(("method", "preset"), [("lora", "outcome"), ("full", "reasonrag")])
 def test_an_engine_on_the_trainers_own_weights_is_exact(method, preset, tmp_path):
     with made(settings(f"demo-{preset}", method=method, **EXACT), tmp_path / "out") as trainer:
         inner = trainer.model.get_base_model() if method == "lora" else trainer.model

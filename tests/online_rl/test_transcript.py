@@ -21,7 +21,7 @@ from reasonrag.rollout import Engine
 from tests.llm.tiny import TEMPLATE
 from tests.toys import QUESTION, ToyRetriever
 
-STREAMS = ("search_r1", "hiprag", "search_p1", "when_to_search")
+STREAMS = ("search_r1", "hiprag")
 
 
 @pytest.fixture(scope="module")

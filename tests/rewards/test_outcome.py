@@ -201,16 +201,3 @@ def test_without_r_s_more_retrievals_may_count():
     settings = validate(RewardSettings, {"when_to_search": {"rc_cap": 6, "no_r_s": True}})
     assert settings.when_to_search.rc_cap == 6
     assert validate(RewardSettings, {"when_to_search": {"rc_cap": 7, "stages": "unified"}})
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("hiprg", "did you mean 'hiprag'"),
-        ("no.such:Reward", "cannot be imported"),
-        ("hiprag", "needs a judge; add --judge"),
-    ],
-)
-def test_a_reward_that_cannot_be_opened_says_what_to_do(name, message):
-    with pytest.raises(ConfigError, match=message):
-        open_reward(RewardSettings(name=name), parts("hiprag"))

