@@ -29,7 +29,7 @@ class JournaledLLM:
 
     Secrets in a reply are replaced before it is stored or used, so that a resumed run reads the same text. The policy
     of online training does not pass through here, as it is trained on its tokens as sampled; its secrets are replaced
-    when rollouts are written (`online_rl.monitoring`).
+    when rollouts are written (`online_rl.collector`).
 
     A completion has the values that are stored, so that a resumed run goes on from the same ones: log-probabilities in
     single precision, and no ids of the prompt, which are the most of what vLLM reports and which nothing reads.

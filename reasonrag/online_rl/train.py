@@ -18,8 +18,15 @@ from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
-from reasonrag.online_rl.collector import Batch, BatchPlan, Collector, RolloutLoop
-from reasonrag.online_rl.monitoring import Validation, collapse, validation_engine
+from reasonrag.online_rl.collector import (
+    Batch,
+    BatchPlan,
+    Collector,
+    RolloutLoop,
+    Validation,
+    collapse,
+    validation_engine,
+)
 from reasonrag.online_rl.reference_plans import load_plans, make_plans, save_plans
 from reasonrag.online_rl.rows import Row, training_rows
 from reasonrag.online_rl.settings import RLSettings

@@ -32,8 +32,16 @@ from reasonrag.core.errors import RunError
 from reasonrag.core.text import one_line
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.weight_sync import VLLMServerSync, merged_parameters
-from reasonrag.online_rl.collector import Batch, Collector, RolloutLoop
-from reasonrag.online_rl.monitoring import Validation, batch_metrics, collapse, mean_metrics, write_rollouts
+from reasonrag.online_rl.collector import (
+    Batch,
+    Collector,
+    RolloutLoop,
+    Validation,
+    batch_metrics,
+    collapse,
+    mean_metrics,
+    write_rollouts,
+)
 from reasonrag.online_rl.ppo import Critic, mean, token_advantages, whitened
 from reasonrag.online_rl.rows import REWARD, Row, columns, group_advantages, has_variance
 from reasonrag.online_rl.settings import RLSettings

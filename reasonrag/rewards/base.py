@@ -317,7 +317,7 @@ def trl_columns(function: Callable[..., Any], name: str) -> tuple[str, ...] | No
     """Return the columns to call a function with, in TRL's convention; None for a function of one trajectory.
 
     Raises:
-        ConfigError: the function has neither form, or requires a column that does not exist.
+        ConfigError: it is not a function, or requires a column that does not exist.
 
     >>> trl_columns(lambda completions, golden_answers, **kwargs: [0.0], "mine")[:4]
     ('prompts', 'completions', 'question', 'golden_answers')
@@ -326,30 +326,20 @@ def trl_columns(function: Callable[..., Any], name: str) -> tuple[str, ...] | No
     >>> trl_columns(lambda trajectory: 0.0, "mine") is None
     True
     """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"reward {name} cannot be called ({error}); name a function or a class") from error
+    if not callable(function):
+        raise ConfigError(f"reward {name} cannot be called; name a function or a class")
+    parameters = inspect.signature(function).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
-    required = [
-        parameter.name for parameter in parameters if parameter.name in named and parameter.default is parameter.empty
-    ]
-    if not takes_any and "completions" not in named:
-        if len(required) == 1:
-            return None
-        raise ConfigError(
-            f"reward {name} takes ({', '.join(map(str, parameters))}); write a function "
-            "`(completions, **kwargs) -> list[float]` as in TRL, a function `(trajectory) -> float`, or a class "
-            "(Reward)"
-        )
-    unknown = sorted(set(required).difference(COLUMNS))
-    if unknown:
-        raise ConfigError(
-            f"reward {name} requires {', '.join(unknown)}, which reasonrag cannot give it; a reward function is "
-            f"called with these keyword arguments: {', '.join(COLUMNS)}"
-        )
-    return tuple(column for column in COLUMNS if takes_any or column in named)
+    names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    if not takes_any and "completions" not in names:
+        return None
+    for parameter in parameters:
+        if parameter.name in names and parameter.default is parameter.empty and parameter.name not in COLUMNS:
+            raise ConfigError(
+                f"reward {name} requires {parameter.name}, which reasonrag cannot give it; a reward function is "
+                f"called with these keyword arguments: {', '.join(COLUMNS)}"
+            )
+    return tuple(column for column in COLUMNS if takes_any or column in names)
 
 
 def as_score(reward: object, parts: Components) -> Score:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from reasonrag.core.errors import BackendError, ConfigError
+from reasonrag.core.errors import BackendError
 from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import Message, Prompt
 from reasonrag.formats.base import Block, Format, Reading
@@ -16,6 +16,8 @@ from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rewards.base import BatchReward, Components, Read, RewardParts, RewardSettings, Score
 from reasonrag.rewards.judge import JudgeService, same_meaning, step_holds
 from reasonrag.rollout import gather_all
+
+_MOST_TOKENS = 256  # of the policy's answer without a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,6 @@ async def detect(
     policy: LLM | None,
     over_search: bool = True,
     under_search: bool = True,
-    max_tokens: int = 256,
     counts: Counter[str] | None = None,
 ) -> list[list[StepFlag]]:
     """Return `[B][steps]`, a flag for each step of each reading, in any format (arXiv:2510.07794, sec. 3.2).
@@ -90,11 +91,10 @@ async def detect(
         policy: the model whose knowledge is probed; needed to find needless searches.
         over_search: False takes every search as needed, without a call (the ablation "under-search only").
         under_search: False takes every step without a search as right, without a call.
-        max_tokens: length limit of the policy's answer without a search.
         counts: increased by name: `over.asked`, `over.unknown` and `over.CAUSE`, likewise `under`; `regenerated`.
 
     Raises:
-        ConfigError: the judge or the policy is needed and missing, or the prompt set lacks a text.
+        ConfigError: the prompt set lacks a text.
         Interrupted: the run is draining.
     """
     counts = Counter() if counts is None else counts
@@ -105,11 +105,7 @@ async def detect(
                 to_judge[_key(block)] = None
     flag_of: dict[Block, StepFlag] = {}
     if to_judge:
-        if judge is None:
-            raise ConfigError("a judge finds needless and missing searches, and none is named; add --judge")
-        if policy is None and any(block.is_search for block in to_judge):
-            raise ConfigError("needless searches are found by asking the policy without a search; name a policy")
-        detection = _Detection(judge, policy, max_tokens, counts)
+        detection = _Detection(judge, policy, counts)
         flags = await gather_all(detection.flag(block) for block in to_judge)
         flag_of = dict(zip(to_judge, flags, strict=True))
 
@@ -133,10 +129,10 @@ def _key(block: Block) -> Block:
 class _Detection:
     """Judges the steps of one batch; the policy answers each query once."""
 
-    def __init__(self, judge: JudgeService, policy: Any, max_tokens: int, counts: Counter[str]) -> None:
+    def __init__(self, judge: Any, policy: Any, counts: Counter[str]) -> None:
         self.judge = judge
         self.policy = policy
-        self.sampling = Sampling(temperature=0.0, max_tokens=max_tokens, seed=0)
+        self.sampling = Sampling(temperature=0.0, max_tokens=_MOST_TOKENS, seed=0)
         self.counts = counts
         self.answers: dict[str, asyncio.Task[str]] = {}  # without a search, by query
 

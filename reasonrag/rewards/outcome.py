@@ -44,11 +44,6 @@ def outcome_reward(
     return max(value, answer_present) if answered else value
 
 
-def search_tag(format: Any) -> str | None:
-    """Return the tag that opens a search; None in formats that have none, as only those of one growing turn do."""
-    return getattr(format, "query_mark", None)
-
-
 def search_confidence(trajectory: Trajectory, opening: str, decode: Callable[[Sequence[int]], str]) -> float | None:
     """Return the lowest probability that the policy gave to a token of its searches, in [0, 1]; None without a search.
 
@@ -85,7 +80,7 @@ class OutcomeReward(BatchReward):
     def needs(settings: RewardSettings, format: Format) -> frozenset[str]:
         if not settings.outcome.search_confidence:
             return frozenset()
-        if not search_tag(format):
+        if not getattr(format, "query_mark", None):
             raise ConfigError(
                 f"reward.outcome.search_confidence reads a search tag, and format {format.name!r} has none; set it to "
                 "0, or choose a format of one growing turn"
@@ -96,7 +91,8 @@ class OutcomeReward(BatchReward):
         super().__init__(parts)
         self.settings = settings.outcome
         self.decode = parts.decode
-        self.opening = search_tag(parts.format)
+        # The tag that opens a search; None in formats without one, as only formats of one growing turn have it.
+        self.opening: str | None = getattr(parts.format, "query_mark", None)
 
     async def _value(self, read: Read, step: int) -> float:
         settings, parts = self.settings, read.parts

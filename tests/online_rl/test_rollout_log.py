@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from reasonrag.core.types import Completion, Span
 from reasonrag.formats import FORMATS
-from reasonrag.online_rl.collector import Batch, Group, Sample
-from reasonrag.online_rl.monitoring import batch_metrics, over_under, write_rollouts
+from reasonrag.online_rl.collector import Batch, Group, Sample, batch_metrics, over_under, write_rollouts
 from reasonrag.online_rl.rows import Transcript
 from reasonrag.rewards import Score
 from tests.online_rl.toys import rollouts

@@ -13,7 +13,7 @@ import pytest
 from reasonrag.core.config import ModelConfig, carried_settings
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.models import ModelAddress
-from reasonrag.online_rl import monitoring
+from reasonrag.online_rl import collector
 from reasonrag.online_rl.reference_plans import load_plans
 from reasonrag.pipeline.parts import open_llm
 from reasonrag.storage.files import read_json
@@ -140,7 +140,7 @@ def test_ctrl_c_in_a_rollout_ends_behind_the_whole_batch_and_the_same_call_goes_
 
 
 def test_a_collapse_ends_the_training_with_its_state_and_the_best_policy(tmp_path, monkeypatch):
-    monkeypatch.setattr(monitoring, "WINDOW", 1)
+    monkeypatch.setattr(collector, "WINDOW", 1)
     wanted = settings(
         **SMALL,
         max_steps=30,

@@ -10,8 +10,8 @@ import pytest
 from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS
-from reasonrag.online_rl import monitoring
-from reasonrag.online_rl.monitoring import Validation, collapse, mean_metrics, validation_engine
+from reasonrag.online_rl import collector
+from reasonrag.online_rl.collector import Validation, collapse, mean_metrics, validation_engine
 from reasonrag.online_rl.settings import GuardSettings
 from reasonrag.rewards import Score
 from reasonrag.rollout import Engine
@@ -24,7 +24,7 @@ QUESTIONS = [Question(str(n), f"What is {n}?", (str(n),), dataset="toy") for n i
 
 @pytest.fixture(autouse=True)
 def windows_of_two(monkeypatch):
-    monkeypatch.setattr(monitoring, "WINDOW", 2)
+    monkeypatch.setattr(collector, "WINDOW", 2)
 
 
 def stops(name: str, values: list[float], **limits: float) -> list[bool]:

@@ -14,8 +14,7 @@ from reasonrag.evaluation.metrics import NOT_JUDGED, Attempt, attempt_values, tr
 from reasonrag.evaluation.summary import Outcome, PolicyResult, Setting, policy_metrics, summarize
 from reasonrag.formats import FORMATS
 from reasonrag.formats.base import Reading
-from reasonrag.online_rl.collector import Batch, Group, Sample
-from reasonrag.online_rl.monitoring import write_rollouts
+from reasonrag.online_rl.collector import Batch, Group, Sample, write_rollouts
 from reasonrag.online_rl.rows import Transcript, group_advantages
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.rewards.base import Score

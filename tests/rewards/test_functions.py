@@ -65,10 +65,6 @@ def with_solution(completions, solution):
     return [0.0 for _ in solution]
 
 
-def of_two(trajectory, other):
-    return 0.0
-
-
 class NoFunction:
     """A class that does the same."""
 
@@ -149,7 +145,6 @@ def test_a_function_that_does_not_return_one_reward_each_ends_the_run():
     ("name", "message"),
     [
         ("with_solution", "requires solution, .* with these keyword arguments: prompts, completions, question"),
-        ("of_two", r"takes \(trajectory, other\); write a function `\(completions, \*\*kwargs\)"),
         ("RIGHT", "cannot be called"),
     ],
 )
