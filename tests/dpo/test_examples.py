@@ -130,7 +130,7 @@ def test_a_folder_of_pairs_is_read_with_its_configuration(tmp_path, chat):
     assert found.card == PolicyCard.of(load_config(preset="demo").model_dump(mode="json"))
 
 
-@pytest.mark.parametrize("held_out", ["test", "validation", "dev"])
+@pytest.mark.parametrize("held_out", ["test", "dev"])
 def test_files_that_are_named_as_held_out_are(held_out, tmp_path, chat):
     (tmp_path / "data").mkdir()
     foreign(tmp_path / "data/part-1.parquet", plain(1))
@@ -192,9 +192,7 @@ def test_a_hub_data_set_that_was_fetched_before_brings_its_splits_offline(cached
         refused(other, chat, "cannot be fetched from the Hub")
 
 
-@pytest.mark.parametrize(
-    "card", ["format: {name: 'python:os:system'}", "format: {prompts: /etc}", "format: {prompts: ../../x}", "- a", "["]
-)
+@pytest.mark.parametrize("card", ["format: {name: 'python:os:system'}", "format: {prompts: ../../x}", "["])
 def test_a_hub_data_set_cannot_say_what_is_not_a_policys_to_say(card, cached, chat):
     (cached(train=[plain(1)]) / "reasonrag.yaml").write_text(card)
     refused("someone/pairs@v1.0.0", chat, r"reasonrag\.yaml", ConfigError)
@@ -226,12 +224,6 @@ def test_a_limit_samples_questions_of_both_splits(run, chat):
     assert opened(run, chat, limit=10, seed=4).train != some.train
 
 
-def test_rows_of_a_sampled_question_stay_together(tmp_path, chat):
-    rows = [step(n, prompt=[{"role": "user", "content": f"{n} {i}"}]) for n in range(6) for i in range(3)]
-    found = opened(jsonl(tmp_path / "a.jsonl", *rows), chat, limit=2)
-    assert [questions(found.train).count(q) for q in dict.fromkeys(questions(found.train))] == [3, 3]
-
-
 @pytest.mark.parametrize(
     "change", [{"chosen": says("kelda")}, {"margin": 0.6}, {"rejected_end": "stop"}, {"question_id": "2"}]
 )
@@ -239,21 +231,6 @@ def test_the_content_changes_with_a_row_and_not_with_the_files_name(change, tmp_
     first = opened(jsonl(tmp_path / "a.jsonl", step()), chat).checksum
     assert opened(jsonl(tmp_path / "b.jsonl", step(note="x")), chat).checksum == first
     assert opened(jsonl(tmp_path / "c.jsonl", step(**change)), chat).checksum != first
-
-
-# Too long
-
-
-def long(number, words=6000):
-    return step(number, prompt=[{"role": "user", "content": "Who " * words}])
-
-
-def test_a_long_prompt_is_left_out_whole_below_that_share(tmp_path, chat):
-    path = jsonl(tmp_path / "a.jsonl", *[step(n) for n in range(9)], long(9))
-    found = opened(path, chat, context=512, max_dropped=0.1)
-    assert questions(found.train) == [str(n) for n in range(9)]
-    assert found.facts["lengths"]["left_out"]["train"] == {"1": 1}
-    assert found.train == opened(jsonl(tmp_path / "b.jsonl", *[step(n) for n in range(9)]), chat).train
 
 
 # What is refused
@@ -320,15 +297,6 @@ def test_pairs_that_do_not_say_how_steps_ended_are_refused_where_they_are_ours(t
     refused(path, chat, "of another version of reasonrag, without chosen_end")
 
 
-def test_pairs_that_contradict_each_other_are_named_and_trained_on(tmp_path, chat):
-    rows = [plain(), plain() | {"chosen": plain()["rejected"], "rejected": plain()["chosen"]}, plain(1)]
-    settings, said = PairSettings(data=str(jsonl(tmp_path / "a.jsonl", *rows))), []
-    found = token_pairs(settings, chat, log=said.append)
-    assert len(found.train) == 3
-    assert found.facts["contradictory"]["named"] == [["a.jsonl row 1", "a.jsonl row 2"]]
-    assert said[1].startswith("warning: 2 of 3 pairs contradict each other") and said[1].endswith("all are trained on")
-
-
 def test_an_empty_file_is_refused(tmp_path, chat):
     refused(jsonl(tmp_path / "a.jsonl"), chat, "no pairs in it")
     write_parquet(tmp_path / "a.parquet", [], pair_schema())
@@ -357,6 +325,7 @@ def test_an_empty_file_is_refused(tmp_path, chat):
             step(prompt=[*plain()["prompt"], *says("a")], turn=[{"text": "b"}]),
             "the spans of an open turn differ from its text",
         ),
+        (step(prompt=says("a")), "prompt is an open turn and nothing else"),
         (step(margin=float("nan")), "margin: Input should be a finite number"),
         (step(depth=-1), "depth: Input should be greater"),
         (step(question_id=""), "question_id is empty"),
@@ -375,21 +344,10 @@ def test_a_row_that_cannot_be_used_is_named_with_its_number(row, match, tmp_path
         refused(path, chat, rf"a.jsonl: .*{match}.* in 1 row \(2\)\. Needed are prompt, chosen and rejected")
 
 
-def test_all_the_rows_that_cannot_be_used_are_counted(tmp_path, chat):
-    path = jsonl(tmp_path / "a.jsonl", *[plain(rejected=[])] * 7, step(depth=-1))
-    refused(path, chat, r"rejected: List .* in 7 rows \(1, 2, 3, 4, 5, ...\); depth: Input .* in 1 row \(8\)")
-
-
 def test_a_question_in_both_splits_is_refused_with_its_id(tmp_path, chat):
     write_parquet(tmp_path / "train-00000-of-00001.parquet", [step(1), step(2), step(3)], pair_schema())
     write_parquet(tmp_path / "test-00000-of-00001.parquet", [step(3), step(2)], pair_schema())
     refused(tmp_path, chat, "2 questions are in both splits, the first is '2' of 'toy'")
-
-
-def test_equal_ids_of_two_data_sets_are_two_questions(tmp_path, chat):
-    write_parquet(tmp_path / "train-00000-of-00001.parquet", [step(1)], pair_schema())
-    write_parquet(tmp_path / "test-00000-of-00001.parquet", [step(1, dataset="other")], pair_schema())
-    assert len(opened(tmp_path, chat).test) == 1
 
 
 def test_a_prompt_in_both_splits_of_rows_without_ids_is_reported(tmp_path, chat):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -8,16 +7,13 @@ import pytest
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.dpo.preferences import Unusable, as_pair, import_pairs, read_preferences, read_row
-from reasonrag.publish.exporters import export_pairs, sharegpt
-from reasonrag.storage.parquet import read_shards, write_parquet
+from reasonrag.publish.exporters import export_pairs
+from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema
 from tests.pipeline.test_build import run
 from tests.publish.toys import proguide_row, says
 
 ROOT = Path(__file__).parents[2]
-PREFERENCE = ROOT.parent / "shared/data/preference/llamafactory_dpo_en_demo.jsonl.gz"
-needs_data = pytest.mark.skipif(not PREFERENCE.exists(), reason="../shared/data is not here")
-
 ASKED, GOOD, BAD = says("user", "Who?"), says("assistant", "Spielberg"), says("assistant", "Lucas")
 CONVERSATION = {"prompt": [ASKED], "chosen": [GOOD], "rejected": [BAD]}
 KEPT = {"set_aside": 0, "contradictory": 0}
@@ -65,12 +61,6 @@ def test_an_implicit_prompt_of_text_ends_where_a_word_ends(chosen, rejected, pro
     pair = imported({"chosen": chosen, "rejected": rejected})
     assert pair["prompt"] == [says("user", prompt)]
     assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ends
-
-
-def test_provenance_is_kept_and_an_id_becomes_a_text():
-    given = {"question_id": 7, "dataset": "d", "depth": 2, "margin": 1, "chosen_end": "stop", "rejected_end": "turn"}
-    pair = imported(CONVERSATION | given)
-    assert {name: pair[name] for name in given} == given | {"question_id": "7", "margin": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -152,14 +142,6 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path):
         import_pairs(source, tmp_path)
 
 
-def test_a_parquet_file_is_read_as_json_lines_are(tmp_path):
-    rows = [imported(CONVERSATION | {"question_id": n}) for n in range(3)]
-    write_parquet(tmp_path / "rows.parquet", rows, pair_schema())
-    assert import_pairs(tmp_path / "rows.parquet", tmp_path / "out") == {"train": 3} | KEPT
-    assert pairs(tmp_path / "out") == rows
-    assert [row.group for row in read_preferences(str(tmp_path / "out")).train] == [("", "0"), ("", "1"), ("", "2")]
-
-
 def test_a_runs_pairs_come_back_from_json_lines_as_they_were(tmp_path):
     _, summary = run(tmp_path / "run", overrides={"pairs.test_share": 0.3})
     counted = {split: summary["pairs"][split] for split in ("train", "test")}
@@ -168,27 +150,6 @@ def test_a_runs_pairs_come_back_from_json_lines_as_they_were(tmp_path):
     assert import_pairs(lines["train"], tmp_path / "back", test=lines["test"]) == counted | KEPT
     for split in counted:
         assert pairs(tmp_path / "run/pairs", split) == pairs(tmp_path / "back", split) != []
-
-
-@pytest.mark.data
-@needs_data
-def test_published_preferences_go_in_and_out_again(tmp_path):
-    with gzip.open(PREFERENCE, "rt", encoding="utf-8") as lines:
-        given = [json.loads(line) for line in lines]
-    roles = {"system": "system", "human": "user", "gpt": "assistant"}
-    rows = []
-    for row in given:
-        prompt = [says(roles[m["from"]], m["value"]) for m in row["conversations"]]
-        rows.append({side: [*prompt, says("assistant", row[side]["value"])] for side in ("chosen", "rejected")})
-    assert import_pairs(write_lines(tmp_path / "rows.jsonl", rows), tmp_path / "out") == {"train": 119} | KEPT
-    for row, pair in zip(given, pairs(tmp_path / "out"), strict=True):
-        made = sharegpt(pair)
-        system = (
-            [{"from": "system", "value": made.pop("system")}] if row["conversations"][0]["from"] == "system" else []
-        )
-        assert made.pop("system", "") == ""
-        made["conversations"] = system + made["conversations"]
-        assert {name: made[name] for name in row} == row
 
 
 def test_pairs_that_contradict_each_other_are_named_and_kept(tmp_path):

@@ -67,16 +67,8 @@ def test_the_smallest_margin_counts(margin, count):
     assert len(pairs(node(1, spre=0.8), node(2, spre=0.8 + margin))) == count
 
 
-def test_equal_rewards_make_no_pair_even_without_a_threshold():
-    assert pairs(node(1), node(2), min_margin=0.0) == []
-
-
 def test_a_branch_without_an_answer_makes_no_pair():
     assert pairs(node(1, spre=None), node(2, spre=0.9)) == []
-
-
-def test_equal_contents_make_no_pair():
-    assert pairs(node(1, content="The Jaws"), node(2, spre=0.9, content="jaws!")) == []
 
 
 def test_contents_that_normalise_to_nothing_are_compared_as_steps():
@@ -98,20 +90,10 @@ def test_exact_duplicates_are_kept_once_in_the_whole_data_set():
     assert len(pairs(*nodes)) == len(pairs(*nodes, repeated={("d", "1"), ("d", "2")})) == 1
 
 
-def test_a_query_and_an_answer_of_the_same_text_differ():
-    assert len(pairs(node(1, content="Paris"), node(2, spre=0.9, content="Paris", action="answer"))) == 1
-
-
 def test_a_judge_score_is_the_reward_only_where_asked_for():
     nodes = (node(1, spre=0.1, value=0.9), node(2, spre=0.9, value=0.1))
     assert ids(pairs(*nodes)) == [(2, 1)]
     assert ids(pairs(*nodes, reward="judge")) == [(1, 2)]
-
-
-def test_two_data_sets_may_both_have_a_question_1():
-    rows = pairs(node(1, spre=0.1), node(2, spre=0.9), node(1, spre=0.1, dataset="e", content="x"),
-                 node(2, spre=0.9, dataset="e"))  # fmt: skip
-    assert len({r["pair_id"] for r in rows}) == len(rows) == 2
 
 
 def test_pairs_of_two_runs_never_share_an_id():

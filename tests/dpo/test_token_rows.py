@@ -6,7 +6,7 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.dpo.preferences import ChatSides, CheckedRow, StepSides, StepText, TextSides
+from reasonrag.dpo.preferences import ChatSides, CheckedRow, StepSides, StepText, TextSides, read_row
 from reasonrag.dpo.token_rows import encode
 from reasonrag.llm.chat_template import ChatTemplate
 from tests.llm.tiny import save_tiny_model
@@ -196,3 +196,14 @@ def _trls(made, model, tmp_path):
         processing_class=AutoTokenizer.from_pretrained(model),
     )
     return [[r["prompt_ids"], r["chosen_ids"], r["rejected_ids"]] for r in trainer.train_dataset]
+
+
+def test_a_step_of_a_growing_turn_is_trained_where_the_turn_stood(chat):
+    opened = {"role": "assistant", "content": "<think>a film</think>\n"}
+    ends = {"chosen_end": "stop", "rejected_end": "stop"}
+    sides = {"chosen": says("<search>Jaws</search>"), "rejected": says("<answer>x</answer>")}
+    asked = [{"role": "user", "content": "Who directed Jaws?"}, opened]
+    pair = only([read_row("toy", {"prompt": asked, **sides, **ends})], chat)
+    prompt = Prompt((Message("user", "Who directed Jaws?"),), turn=(Span(opened["content"]),))
+    assert pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids == chat.token_ids(prompt)
+    assert chat.decode(pair.chosen[0].completion_ids) == "<search>Jaws</search>"

@@ -180,7 +180,7 @@ def test_pairs_of_like_length_in_one_pass_train_the_same(made, folder, chat, tmp
     assert padded[0] < padded[1]
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", ["sigmoid", "ipo", "aot", "sft"])
 def test_every_loss_of_trl_takes_a_step(loss_type, folder, chat, tmp_path):
     rows = rows_of(step_pairs(chat, 4))
     trainer = make(rows, folder, tmp_path, loss_type=[loss_type], label_smoothing=0.1, max_steps=1)

@@ -65,16 +65,6 @@ def test_the_same_trajectory_found_twice_counts_once():
     assert len(pairs([*twice, again])) == 1
 
 
-def test_margins_below_the_threshold_make_no_pair():
-    rows = tree(("<answer>b</answer>", 0.5), ("<answer>a</answer>", 0.6))
-    assert len(pairs(rows)) == 1 and pairs(rows, min_margin=0.2) == []
-
-
-def test_questions_are_not_mixed():
-    first, second = tree(("<answer>a</answer>", 1.0)), tree(("<answer>b</answer>", 0.0), question="2")
-    assert pairs(first, second) == []
-
-
 @pytest.mark.parametrize(("finish", "end"), [("stop", "turn"), ("length", "length")])
 def test_only_a_turn_that_the_policy_ended_has_an_end(finish, end):
     rows = tree(("<answer>a</answer>", 1.0), ("no tag", "<answer>b</answer>", 0.0))
