@@ -82,10 +82,12 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         key = (question.dataset, question.id)
         split_key = first_of_text.setdefault(common_text(question.question), key)
         split = "test" if in_test_split(split_key, settings.test_share) else "train"
-        distinct: dict[tuple[object, ...], _Attempt] = {}  # of equal attempts the first
+        # A step that cannot be parsed is never learned. Of equal attempts the first counts.
+        distinct: dict[tuple[object, ...], _Attempt] = {}
         for attempt in attempts:
             if attempt.f1 >= settings.min_reward and all(step["action"] in _ACTIONS for step in attempt.steps):
                 distinct.setdefault(tuple(map(content_of, attempt.steps)), attempt)
+        # The paper's preference for short paths: of equally good attempts the one with fewer steps.
         ranked = sorted(distinct.values(), key=lambda attempt: (-attempt.f1, len(attempt.steps)))
         best = ranked[: settings.per_question]
         question_count += 1

@@ -80,7 +80,7 @@ def derive_pairs(
         left_out: counts pairs that are left out, by cause: "few rollouts", "low confidence", "reversed".
     """
     left_out = Counter() if left_out is None else left_out
-    least = max(min_margin - _ROUNDING, _ROUNDING)
+    least = max(min_margin - _ROUNDING, _ROUNDING)  # equal rewards are no preference, whatever the threshold
     for tree, seen in _trees(nodes, repeated):
         decisions = decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting)
         for chosen, rejected in _rivals(tree, decisions):
@@ -185,6 +185,7 @@ class _Side:
 
 def _rivals(tree: Sequence[Row], decisions: Sequence[Decision | None]) -> Iterator[tuple[_Side, _Side]]:
     """Yield each two decisions with a reward that are siblings somewhere in the tree, once, the better one first."""
+    # A decision may have nodes below several parents, as equal states are reached on several paths.
     families: dict[int, dict[int, _Side]] = defaultdict(dict)  # by parent, then by the decision's oldest node
     for node, decision in zip(tree, decisions, strict=True):
         if decision is not None and decision.reward is not None:
@@ -203,6 +204,7 @@ def _new(seen: set[str], left_out: Counter[str], *preference: object) -> str:
     if it, or its reverse, was seen before.
     """
     *shared, chosen, rejected = preference
+    # Digests, as the texts of all pairs of a run would not fit into memory.
     state = _digest(*shared)
     fingerprint, reverse = _digest(state, chosen, rejected), _digest(state, rejected, chosen)
     if reverse in seen:

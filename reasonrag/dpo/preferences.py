@@ -204,6 +204,7 @@ def read_preferences(data: str) -> Preferences:
         DataError, RunError: nothing readable is there; one line names the problem and what to do.
     """
     path = named_path(data)
+    # The pairs of a run are read with its config.yaml, which says how the policy was prompted.
     if path.name == "pairs" and (path.parent / "run.json").is_file():
         path = path.parent
     if path.is_dir():
@@ -226,6 +227,7 @@ def _read_folder(path: Path) -> Preferences:
         if not any(folder.glob("*.parquet")):
             raise DataError(f"{path}: no run and no Parquet file in this folder; give one that has either")
     rows_by_split = _read_splits(folder)
+    # A copied run may lack a file: training on a part of the pairs would look like training on all of them.
     expected = summary.get("pairs") or {}
     for split in ("train", "test"):
         count = len(rows_by_split.get(split, []))
@@ -301,6 +303,7 @@ def _rows_of(path: Path) -> Iterator[NumberedRow]:
         yield from raw_rows(path)
         return
     number = 0
+    # Not `raw_rows`, which does not verify checksums: a flipped bit could be another text.
     for batch in read_batches(path, None):
         for row in batch.to_pylist():
             number += 1
@@ -352,14 +355,14 @@ def _read_hub(data: str) -> Preferences:
 
 
 def checked_rows(name: str, numbered: Iterable[NumberedRow], problems: RowProblems) -> Iterator[CheckedRow]:
-    """Check raw rows with their 1-based numbers; `name`, of a file or split, is for messages about single rows.
+    """Check record rows with their 1-based numbers; `name`, of a file or split, is for messages about single rows.
 
     Raises:
         DataError: at the end, if some rows cannot be used; it names them and gives the reasons.
     """
-    for number, raw in numbered:
+    for number, record in numbered:
         try:
-            yield read_row(f"{name} row {number}", raw)
+            yield read_row(f"{name} row {number}", record)
         except Unusable as problem:
             problems.add(str(problem), number)
     problems.check(_ADVICE)
@@ -399,6 +402,7 @@ class _Step(_Record):
 
     def checked(self) -> StepText:
         prefix = self.prefix or ""
+        # Spans with token ids are the policy's words; a turn that is known as text alone is one span.
         spans = self.turn or ([_Span(text=prefix)] if prefix and self.turn is None else [])
         if "".join(span.text for span in spans) != prefix:
             raise Unusable("the spans of an open turn differ from its text")
@@ -445,8 +449,8 @@ class _Facts(_Record):
         return self
 
 
-def read_row(place: str, raw: Any) -> CheckedRow:
-    """Read one raw row in any known layout; unknown columns are ignored. `place` names the row in messages.
+def read_row(place: str, record: Any) -> CheckedRow:
+    """Read one record row in any known layout; unknown columns are ignored. `place` names the row in messages.
 
     >>> read_row("row 1", {"chosen": "Who made Jaws? Spielberg", "rejected": "Who made Jaws? Spiel"}).sides
     TextSides(prompt='Who made Jaws? ', chosen='Spielberg', rejected='Spiel')
@@ -454,25 +458,28 @@ def read_row(place: str, raw: Any) -> CheckedRow:
     Raises:
         Unusable: a column is missing, or has a value of another kind.
     """
-    if not isinstance(raw, Mapping):
+    # A line of JSON lines may be a list, a number, or an object with the same key twice.
+    if not isinstance(record, Mapping):
         raise Unusable(NO_OBJECT)
-    raw = _without_proguide_names(raw)
+    record = _without_proguide_names(record)
     try:
-        facts, sides = _Facts.model_validate(raw), _read_sides(raw)
+        facts, sides = _Facts.model_validate(record), _read_sides(record)
     except ValidationError as error:
+        # Only the first problem, without the numbers of list entries, so that equal problems can be counted.
         problem = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(part for part in problem["loc"] if isinstance(part, str))
         reason = problem["msg"].removeprefix("Value error, ")
         raise Unusable(f"{name}: {reason}" if name else reason) from None
     except OverflowError:
         raise Unusable("a number is too large") from None
-    if _texts_of(sides.chosen) == _texts_of(sides.rejected):
+    if _is_tie(sides):
         raise Unusable("chosen and rejected are equal")
-    if raw.get("question_id") is None:
+    # Without an id, the prompt stands for the question: rows of one state stay in one split and one sample.
+    if record.get("question_id") is None:
         prompt = sides.chosen[0].prompt if isinstance(sides, StepSides) else sides.prompt
         question = _BY_PROMPT + hashlib.sha256(json.dumps(prompt, default=_as_fields).encode()).hexdigest()[:16]
     else:
-        question = text_id(raw["question_id"]) or ""
+        question = text_id(record["question_id"]) or ""
         if not question:
             raise Unusable("question_id is empty, or neither a text nor a whole number")
     dataset = valid_unicode(facts.dataset) if isinstance(facts.dataset, str) else ""
@@ -480,42 +487,44 @@ def read_row(place: str, raw: Any) -> CheckedRow:
     return CheckedRow(place, sides, facts.margin, facts.depth or 0, (dataset, question), (types[0], types[1]))
 
 
-def _without_proguide_names(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_proguide_names(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a row as it is, but of the published RAG-ProGuide with our columns.
 
     There, `prompt` is one text of the system and the user message, and `layer` the depth.
     """
-    system, user = raw.get("instruction"), raw.get("input")
-    if raw.get("prompt") != f"System: {system}\nUser: {user}":
-        return raw
+    system, user = record.get("instruction"), record.get("input")
+    if record.get("prompt") != f"System: {system}\nUser: {user}":
+        return record
     columns: dict[str, Any] = {
         "prompt": [{"role": "system", "content": system}, {"role": "user", "content": user}],
-        "depth": raw.get("layer"),
+        "depth": record.get("layer"),
     }
     for side in _SIDES:
-        columns[side] = [{"role": "assistant", "content": raw.get(side) or None}]
-        columns[f"{side}_type"] = _PROGUIDE_ACTIONS.get(str(raw.get(f"{side}_action_type")))
+        columns[side] = [{"role": "assistant", "content": record.get(side) or None}]
+        columns[f"{side}_type"] = _PROGUIDE_ACTIONS.get(str(record.get(f"{side}_action_type")))
     return columns
 
 
-def _read_sides(raw: Mapping[str, Any]) -> Sides:
+def _read_sides(record: Mapping[str, Any]) -> Sides:
     """Choose the layout by the columns that are there, and read both sides."""
-    if any(raw.get(f"{side}_steps") is not None for side in _SIDES):
-        return _step_sides({side: _steps_of_trajectory(raw, side) for side in _SIDES})
-    raw = _with_prompt(raw)
-    if isinstance(raw["chosen"], str):
-        texts = [raw[name] for name in _TEXT_COLUMNS]
-        if raw.get("chosen_end") or raw.get("rejected_end"):
+    if any(record.get(f"{side}_steps") is not None for side in _SIDES):
+        return _step_sides({side: _steps_of_trajectory(record, side) for side in _SIDES})
+    record = _with_prompt(record)
+    if isinstance(record["chosen"], str):
+        texts = [record[name] for name in _TEXT_COLUMNS]
+        if record.get("chosen_end") or record.get("rejected_end"):
             raise Unusable("chosen_end and rejected_end go with lists of messages, not with texts")
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise Unusable("prompt, chosen and rejected are not three texts with any content")
         return TextSides(*texts)
-    if raw.get("tools") or raw.get("chat_template_kwargs"):
+    if record.get("tools") or record.get("chat_template_kwargs"):
         raise Unusable("tools and chat_template_kwargs are not supported")
-    chats = _Chats.model_validate(raw)
-    if any(raw.get(f"{side}_end") is not None for side in _SIDES):
-        return _step_sides({side: [_step_of_pair(raw, chats.prompt, side)] for side in _SIDES})
-    if raw.get("config_hash") is not None:
+    chats = _Chats.model_validate(record)
+    # Ends are known only of steps; a whole turn ends as the chat template ends it.
+    if any(record.get(f"{side}_end") is not None for side in _SIDES):
+        return _step_sides({side: [_step_of_pair(record, chats.prompt, side)] for side in _SIDES})
+    # Our rows have a config_hash. As a chat, one without ends would be scored with an end that was not sampled.
+    if record.get("config_hash") is not None:
         raise Unusable("of another version of reasonrag, without chosen_end (`reasonrag pairs` writes it again)")
     for name, messages in (("chosen", chats.chosen), ("rejected", chats.rejected)):
         if not any(message["content"].strip() for message in messages):
@@ -523,44 +532,48 @@ def _read_sides(raw: Mapping[str, Any]) -> Sides:
     return ChatSides(chats.prompt, chats.chosen, chats.rejected)
 
 
-def _with_prompt(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_prompt(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a row with a prompt. Without one, it is the common beginning of both sides.
 
     That is whole messages, or text up to the last white space, so that no word is cut.
     """
     for side in _SIDES:
-        if raw.get(side) is None:
+        if record.get(side) is None:
             raise Unusable(f"{side} missing")
-    chosen, rejected = raw["chosen"], raw["rejected"]
-    if raw.get("prompt") is not None or type(chosen) is not type(rejected):
-        return raw
+    chosen, rejected = record["chosen"], record["rejected"]
+    if record.get("prompt") is not None or type(chosen) is not type(rejected):
+        return record
     shared = common_length(chosen, rejected) if isinstance(chosen, list | str) else 0
     if isinstance(chosen, str) and (words := _WHOLE_WORDS.match(chosen[:shared])):
         shared = len(words[0])
     if not shared:
         raise Unusable("prompt missing, and chosen and rejected have no common beginning")
-    return {**raw, "prompt": chosen[:shared], "chosen": chosen[shared:], "rejected": rejected[shared:]}
+    return {**record, "prompt": chosen[:shared], "chosen": chosen[shared:], "rejected": rejected[shared:]}
 
 
-def _step_of_pair(raw: Mapping[str, Any], prompt: Messages, side: str) -> Row:
+def _step_of_pair(record: Mapping[str, Any], prompt: Messages, side: str) -> Row:
     """Return the one step of a side, in the columns of a step of a trajectory."""
-    if len(raw[side]) != 1 or raw[side][0]["role"] != "assistant":
+    if len(record[side]) != 1 or record[side][0]["role"] != "assistant":
         raise Unusable(f"{side} is not one message of the assistant, as its end requires")
-    step = {"text": raw[side][0]["content"], "end": raw.get(f"{side}_end"), "token_ids": raw.get(f"{side}_token_ids")}
+    step = {
+        "text": record[side][0]["content"],
+        "end": record.get(f"{side}_end"),
+        "token_ids": record.get(f"{side}_token_ids"),
+    }
     # A prompt with the assistant's message last leaves that turn open; TRL continues it too.
     *before, last = prompt
     if last["role"] != "assistant":
         return {**step, "prompt": prompt}
     if not before:
         raise Unusable("prompt is an open turn and nothing else")
-    return {**step, "prompt": before, "prefix": last["content"], "turn": raw.get("turn")}
+    return {**step, "prompt": before, "prefix": last["content"], "turn": record.get("turn")}
 
 
-def _steps_of_trajectory(raw: Mapping[str, Any], side: str) -> Any:
+def _steps_of_trajectory(record: Mapping[str, Any], side: str) -> Any:
     """Return the steps of a side, each with its token ids and its open turn, which have columns for themselves."""
-    steps = raw.get(f"{side}_steps")
+    steps = record.get(f"{side}_steps")
     for name, column in (("token_ids", f"{side}_token_ids"), ("turn", f"{side}_turns")):
-        values = raw.get(column)
+        values = record.get(column)
         if values is None or not isinstance(steps, list):
             continue
         if not isinstance(values, list) or len(values) != len(steps):
@@ -575,9 +588,12 @@ def _step_sides(steps_by_side: Mapping[str, Any]) -> StepSides:
     return StepSides(tuple(chosen), tuple(rejected))
 
 
-def _texts_of(side: tuple[StepText, ...] | Messages | str) -> object:
-    """Return what two sides of a preference must not have in common as a whole."""
-    return [(step.text, step.end) for step in side] if isinstance(side, tuple) else side
+def _is_tie(sides: Sides) -> bool:
+    """Return whether both sides are the same steps; the same text may have another end."""
+    if not isinstance(sides, StepSides):
+        return sides.chosen == sides.rejected
+    written = [[(step.text, step.end) for step in side] for side in (sides.chosen, sides.rejected)]
+    return written[0] == written[1]
 
 
 def _as_fields(value: Any) -> Any:
@@ -634,21 +650,14 @@ class PairRules:
 
     def add_row(self, split: str, row: CheckedRow) -> None:
         """Add a checked row of any layout, which is in a split."""
-        sides = row.sides
-        if isinstance(sides, StepSides):
-            read = sides.chosen[0].prompt
-            prompt: object = read.messages, read.prefix
-            contents = [*(message.content for message in read.messages), read.prefix]
-            texts = [[step.text for step in side] for side in (sides.chosen, sides.rejected)]
-        elif isinstance(sides, ChatSides):
-            prompt, contents = sides.prompt, [message["content"] for message in sides.prompt]
-            texts = [[message["content"] for message in side] for side in (sides.chosen, sides.rejected)]
-        else:
-            prompt, contents, texts = sides.prompt, [sides.prompt], [[sides.chosen], [sides.rejected]]
-        typed = [[(kind, text) for text in side] for kind, side in zip(row.types, texts, strict=True)]
-        self.add(row.place, row.group, prompt, *typed)
+        prompt, chosen, rejected = _texts_of(row.sides)
+        types = row.types
+        self.add(
+            row.place, row.group, prompt, [(types[0], text) for text in chosen], [(types[1], text) for text in rejected]
+        )
         self.rows[split] += 1
-        text: object = short_hash(common_text("\n".join(contents)))
+        # Questions are compared by their text if it is known: the same one may stand there with another id.
+        text: object = short_hash(common_text("\n".join(prompt)))
         if self._repeated is not None:
             text = self._repeated.get(row.group, row.group)
         if self.texts.setdefault(text, split) != split:
@@ -665,6 +674,7 @@ class PairRules:
         rejected: Sequence[TypedText],
     ) -> None:
         """Add a pair: its name, its question, the prompt in any form with a `repr`, and the steps of both sides."""
+        # Prompts of different questions differ, so what one question prefers can be forgotten after it.
         if self._repeated is not None and self._question != question:
             self._question = question
             self._names = self._lasting if question in self._repeated else defaultdict(list)
@@ -714,6 +724,22 @@ class PairRules:
         )
 
 
+def _texts_of(sides: Sides) -> tuple[list[str], list[str], list[str]]:
+    """Return the texts of the prompt, of the chosen side and of the rejected one."""
+    if isinstance(sides, TextSides):
+        return [sides.prompt], [sides.chosen], [sides.rejected]
+    if isinstance(sides, ChatSides):
+        prompt, chosen, rejected = (_contents(messages) for messages in (sides.prompt, sides.chosen, sides.rejected))
+        return prompt, chosen, rejected
+    state = sides.chosen[0].prompt
+    prompt = [*(message.content for message in state.messages), state.prefix]
+    return prompt, [step.text for step in sides.chosen], [step.text for step in sides.rejected]
+
+
+def _contents(messages: Messages) -> list[str]:
+    return [message["content"] for message in messages]
+
+
 def _content(kind: str, text: str) -> TypedText:
     """Return type and text inside the last tag, normalised; the whole step if it has none, or cannot be parsed."""
     tagged = None if kind == "malformed" else _LAST_TAG.fullmatch(text)
@@ -753,14 +779,14 @@ def import_pairs(source: Path, out: Path, *, test: Path | None = None, log: Any 
         for split, file in files.items():
             writer, problems = ShardWriter(out, split, pair_schema(), shard_rows=_SHARD_ROWS), RowProblems(str(file))
             for number, given in _rows_of(file):
-                raw = redact_data(given, "an imported row")
+                record = redact_data(given, "an imported row")
                 try:
-                    row = read_row(f"{file.name} row {number}", raw)
-                    writer.add(as_pair(row, raw))
+                    row = read_row(f"{file.name} row {number}", record)
+                    writer.add(as_pair(row, record))
                     rules.add_row(split, row)
                 except Unusable as reason:
                     problems.add(str(reason), number)
-                    set_aside.append({"file": file.name, "row": number, "reason": str(reason), "given": raw})
+                    set_aside.append({"file": file.name, "row": number, "reason": str(reason), "given": record})
             if not writer.rows:
                 problems.check("The file has no other rows, so there is nothing to import.")
                 raise DataError(f"{file}: no rows in it")
@@ -776,7 +802,7 @@ def import_pairs(source: Path, out: Path, *, test: Path | None = None, log: Any 
     return counts
 
 
-def as_pair(row: CheckedRow, raw: Mapping[str, Any]) -> Row:
+def as_pair(row: CheckedRow, record: Mapping[str, Any]) -> Row:
     """Return a row of `tables.pair_schema`; the columns of that schema are kept, converted to their types.
 
     Raises:
@@ -784,23 +810,24 @@ def as_pair(row: CheckedRow, raw: Mapping[str, Any]) -> Row:
     """
     import pyarrow as pa
 
-    raw, sides = _without_proguide_names(raw), row.sides
+    record, sides = _without_proguide_names(record), row.sides
     if isinstance(sides, TextSides):
         texts: dict[str, Any] = {"prompt": [{"role": "user", "content": sides.prompt}]}
         texts |= {side: [{"role": "assistant", "content": getattr(sides, side)}] for side in _SIDES}
     elif isinstance(sides, ChatSides):
         texts = {name: getattr(sides, name) for name in _TEXT_COLUMNS}
     else:
-        texts = {name: raw.get(name) for name in _TEXT_COLUMNS}
+        texts = {name: record.get(name) for name in _TEXT_COLUMNS}
         if None in texts.values():
             raise Unusable("a pair of whole trajectories, or of steps without a prompt, does not fit into a row")
     for message in (message for messages in texts.values() for message in messages):
         if any(value is not None for name, value in message.items() if name not in ("role", "content")):
             raise Unusable("a message has more than a role and a content")
-    pair = {**raw, **texts}
+    # Columns of ours that the source has are kept, others are not in the schema.
+    pair = {**record, **texts}
     if row.group[1].startswith(_BY_PROMPT):
         pair["question_id"] = None
-    elif raw.get("question_id") is not None:
+    elif record.get("question_id") is not None:
         pair["question_id"] = row.group[1]
     try:
         batch = pa.RecordBatch.from_pylist([pair], schema=pair_schema())

@@ -139,6 +139,7 @@ def tokenise(
         DataError: a question is in both splits, or too many pairs are too long.
     """
     source, noun = data_of(settings), preferences.noun
+    # The rules see all rows, whatever a limit takes: the same data is refused or accepted with any sample.
     rules = PairRules()
     for split, rows in (("train", preferences.train), ("test", preferences.test)):
         for row in rows:
@@ -234,6 +235,7 @@ class _Encoder:
         return Pair(chosen, rejected, row.margin, row.depth, row.group, row.target)
 
     def _step(self, place: str, step: StepText) -> Segment:
+        # Both sides of a pair, and often several pairs, have one prompt.
         prompt_ids = self._prompt_ids.get(step.prompt)
         if prompt_ids is None:
             prompt_ids = self._prompt_ids[step.prompt] = self._prompt(place, step.prompt)
@@ -281,6 +283,7 @@ class _Encoder:
         else:
             texts = self._chat_texts(place, sides)
             read, with_chosen, with_rejected = (self._ids(text, add_special_tokens=False) for text in texts)
+        # Tokens of prompt and completion may merge, so the prompt's ids need not begin those of the whole.
         border = 0
         for in_prompt, in_chosen, in_rejected in zip(read, with_chosen, with_rejected, strict=False):
             if not in_prompt == in_chosen == in_rejected:
@@ -354,6 +357,7 @@ def fit(
         DataError: more than `max_dropped` of a split is too long, or no pair is left to train on.
     """
     pairs = [*splits["train"], *splits["test"]]
+    # `[prompt + step]` tokens of one forward pass. A cut step would be another step, so pairs fit or are left out.
     limit, limited_by = settings.max_length, "setting"
     if limit is None:
         limit, limited_by = max(pair.tokens for pair in pairs), "data"
@@ -407,6 +411,7 @@ def _quantiles(pairs: Sequence[Pair]) -> dict[str, dict[str, int]]:
     for name, counts in lengths.items():
         if counts:
             counts.sort()
+            # Nearest rank: a quantile is a length that occurs.
             ranks = {label: max(math.ceil(share * len(counts)) - 1, 0) for label, share in _QUANTILES.items()}
             quantiles[name] = {label: counts[rank] for label, rank in ranks.items()}
     return quantiles

@@ -49,6 +49,7 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
     for loss_type in loss_types:
         if loss_type not in LOSS_TYPES:  # TRL would notice at the first step
             raise ConfigError(f"loss_type {loss_type!r} is unknown{nearest(loss_type, LOSS_TYPES)}")
+    # Model, folder and TRL's arguments. A mistake in them is an error before anything is read.
     run = TrainingRun("dpo", settings, out, log=log)
     run.prepare(DPOConfig, loss_type=loss_types, precompute_ref_log_probs=settings.reference == "precomputed")
     if settings.reference == "adapter_off" and run.source.is_adapter:
@@ -61,11 +62,13 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
         # A run's folder, a file or a Hub data set -> checked rows -> ids: those that the policy read and sampled.
         preferences = read_preferences(data_of(settings))
         pairs = tokenise(preferences, settings, run.chat, context=run.source.context(), log=run.log)
+        # With lengths, pairs of like length share a forward pass, unless the loss compares those of a pass.
         by_batch = _BATCH_LOSS_TYPES.intersection(loss_types)
         make_rows = partial(pair_rows, pairs, with_lengths=not by_batch)
         return TrainingData(pairs.checksum, pairs.card, pairs.facts, make_rows)
 
     with run:
+        # Token rows on disk, and the last complete checkpoint if this run was interrupted.
         rows = run.open(read)
         if rows is None:  # the folder holds the finished run
             return run
@@ -77,8 +80,8 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
 
         trainer = run.build_trainer(StepDPOTrainer, *rows, ref_model=reference)
         run.train(trainer)
-        run.evaluate(trainer)
-        run.save(trainer)
+        run.evaluate(trainer)  # loss, margin and accuracy on held-out questions
+        run.save(trainer)  # policy, card, curves; training.json last, which makes the run count as finished
     return run
 
 
@@ -150,6 +153,7 @@ def step_rows(pairs: TokenPairs) -> dict[str, TokenRows]:
     rows_by_split: dict[str, TokenRows] = {}
     for split, members in (("train", pairs.train), ("test", pairs.test)):
         rows_by_split[split] = []
+        # A step is the chosen one of several pairs; it is learned once.
         for segment in dict.fromkeys(segment for pair in members for segment in pair.chosen):
             labels = [_IGNORED_LABEL] * len(segment.prompt_ids) + list(segment.completion_ids)
             ids = [*segment.prompt_ids, *segment.completion_ids]
@@ -209,6 +213,7 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
             fused_lm_head=True,
             **({"output_router_logits": True} if self.aux_loss_enabled else {}),
         )
+        # `log_probs` is `[R, T - 1]`, 0 where nothing is scored; its sum is log p(step | prompt) of each step.
         # `[pairs]` log-probabilities of the chosen and the rejected sides, under the policy and the reference.
         chosen, rejected = _sum_by_pair(outputs.log_probs.sum(dim=1), inputs)
         if self.precompute_ref_logps:

@@ -132,6 +132,7 @@ def log_odds(model: Any, input_ids: Any, attention_mask: Any, token_ids: tuple[i
     """Return `[R]` log-odds of the first token against the second, after the last token of rows as from `padded`."""
     import torch
 
+    # Only the last positions that occur get logits `[R, ends, V]`: a vocabulary is larger than all hidden states.
     ends, place = torch.unique(attention_mask.sum(1) - 1, return_inverse=True)
     logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, logits_to_keep=ends).logits
     last = logits[torch.arange(len(place), device=place.device), place].float()

@@ -71,6 +71,7 @@ def train_prm(settings: PRMSettings, out: Path | None, *, log: Log = print) -> T
 
 def label_rows(steps: TokenPairs) -> dict[str, TokenRows]:
     """Return `input_ids`, `labels` (SPRE), `weights` with mean 1, `state` and `question` by split."""
+    # Weights with mean 1 leave the learning rate as it is, however sure the labels are.
     mean = sum(step.target.weight for step in steps.train if step.target) / len(steps.train)
     numbers: dict[tuple[str, str], int] = {}
     rows_by_split: dict[str, TokenRows] = {"train": [], "test": []}
@@ -172,10 +173,12 @@ def measures(
         `brier`: mean squared difference from SPRE; `usual_brier`: that of `usual`.
         `ece`: expected calibration error over ten equal bins; its interval keeps the sign of each bin's error.
     """
+    # `[n]` columns; `place` is the number of each step's question, over which the intervals resample.
     values, targets = np.array(predicted), np.array(spre)
     names, place = np.unique(np.array(question), return_inverse=True)
     gap = values - targets
     bins = np.minimum(values * BINS, BINS - 1).astype(int)
+    # |sum of gaps| of each bin as a sum over steps: every gap gets the sign of its bin's error.
     sign = np.sign(np.bincount(bins, gap, BINS))[bins]
     states: dict[tuple[int, int], list[int]] = defaultdict(list)
     for step, its_state in enumerate(zip(question, state, strict=True)):

@@ -210,6 +210,7 @@ def merge_adapter(folder: Path, out: Path, *, chat: ChatTemplate) -> None:
     chat.tokenizer.save_pretrained(temporary)
     if not copy_card(folder, temporary):
         copy_card(Path(base), temporary)
+    # A folder that exists is complete: it is renamed once everything is in it.
     temporary.replace(out)
 
 

@@ -232,6 +232,7 @@ def mark_complete(checkpoint: Path, *, seconds: float) -> None:
 
     `seconds` is the duration of the run so far.
     """
+    # Hidden files are the unfinished ones of an attempt that was killed.
     paths = (path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("."))
     files = checksums(checkpoint, (path for path in paths if path.name != _MARKER), sync=True)
     write_json(checkpoint / _MARKER, {"seconds": seconds, "files": files}, indent=1)
@@ -379,6 +380,7 @@ class TrainingRun(Generic[S]):
         from accelerate.utils import broadcast_object_list
         from datasets import load_from_disk
 
+        # One process reads; all of them have to learn the same plan, or they would deadlock in the first collective.
         message: list[Any] = [None]
         if self.is_first:
             try:
@@ -406,6 +408,7 @@ class TrainingRun(Generic[S]):
             name = _ROWS_SUFFIX.sub("", Path(str(data.facts["source"])).name)
             self.out = first_usable(f"{name}-{self.stage}", TrainingFolder, self._identity, defaults)
             self.log(f"writing to {self.out} (--out chooses another folder)")
+        # From here on no other process writes into the folder, until the `with` block ends.
         folder = TrainingFolder(self.out)
         self._stack.enter_context(folder.locked())
         (self.out / CHECKPOINTS).mkdir(exist_ok=True)
@@ -433,6 +436,7 @@ class TrainingRun(Generic[S]):
             if old != path:
                 shutil.rmtree(old)
         if not path.exists():
+            # Renamed once it is complete: a process that was killed leaves no half of the rows.
             unfinished = path.with_name(f"{path.name}.tmp")
             for split, rows in data.make_rows().items():
                 if rows:
@@ -451,6 +455,7 @@ class TrainingRun(Generic[S]):
             arguments.eval_strategy = type(arguments.eval_strategy)("no")
         model = load_weights(self.source, settings)
         stop_at_end_of_turn(model, self.chat)
+        # An adapter that is trained further stays the one that it is.
         new_adapter = settings.method == "lora" and not self.source.is_adapter
         checkpoint = self._plan.checkpoint
         try:
@@ -488,6 +493,7 @@ class TrainingRun(Generic[S]):
             if commit := model_commit(self.source.base, self.source.revision):  # known once it is loaded
                 self._identity[f"content.model{COMMIT}"] = commit
                 folder.check_same(self._identity, type(self.settings)())
+            # Only now, as settings that TRL or peft refuse must not take the folder.
             folder.bind(self.settings, self._identity)
             trainer.add_callback(PrintProgress(self.log))
         self._stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -664,6 +670,7 @@ def summarise(
     history = []
     train = held_out = best = None
     for entry in state.log_history:
+        # JSON has no NaN, so numbers that are not finite become null; `check_summary` refuses a loss of null.
         kept = {}
         for name, value in entry.items():
             if name.removeprefix("eval_") not in _OF_A_PROCESS:

@@ -126,7 +126,7 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self.check_weights()  # or older checkpoints would be removed for one that cannot be trained further
-        super()._save_checkpoint(*args, **kwargs)
+        super()._save_checkpoint(*args, **kwargs)  # removes older ones, too, of which the newest is kept
         self.accelerator.wait_for_everyone()  # the other processes write their random states
         if self.accelerator.is_main_process:
             checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
@@ -239,7 +239,7 @@ def score_labels_only(model: nn.Module) -> None:
         labels = kwargs.get("labels")
         if not kwargs.get("fused_lm_head") or labels is None or labels.device.type != "cpu":
             return fused(*args, **kwargs)
-        next_tokens = labels[:, 1:]
+        next_tokens = labels[:, 1:]  # position t predicts token t + 1
         scored = next_tokens != _IGNORED_LABEL
         # Checkpointing computes a pass again for its gradient, and cannot do so after another has used its cache.
         shares = can_share and not (self.is_gradient_checkpointing and self.training)
