@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import itertools
-import json
 import tarfile
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -376,12 +375,10 @@ def _json_rows(path: Path, start: int) -> Generator[NumberedRow, None, int]:
             f"{path}: a .json file of {size / 1e9:.1f} GB is too large to be read as a whole; write it as .jsonl "
             "(jq -c '.[]') or .parquet, which are read row by row"
         ) from None
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}: not JSON at line {error.lineno} ({error.msg}); a file of one object per line is .jsonl"
-        ) from None
     except ValueError as error:
-        raise DataError(f"{path}: not JSON", quoting=error) from None
+        raise DataError(
+            f"{path}: not JSON, which holds one list (one object per line is .jsonl)", quoting=error
+        ) from None
     if not isinstance(rows, list):
         raise DataError(f"{path}: holds one JSON {type(rows).__name__}; a list of rows is needed")
     yield from enumerate(rows[start:], start + 1)
