@@ -309,12 +309,13 @@ def _warn(what: str, kind: str) -> None:
 
 def _matches(text: str) -> Iterator[Secret]:
     folded = text.lower()
-    for shape in _SHAPES:
-        for mark in shape.marks:  # searching for a few letters is far cheaper than for a pattern
-            if mark in folded:
+    for signs, shapes in _SHAPES_BY_SIGNS.items():
+        if signs and not any(map(folded.__contains__, signs)):
+            continue
+        for shape in shapes:
+            if any(map(folded.__contains__, shape.marks)):
                 matches = re.finditer(shape.pattern, text)
                 yield from (Secret(shape.kind, *match.span(1)) for match in matches if shape.accepts(match[1]))
-                break
     for value, name in _environment_values().items():
         start = text.find(value)
         while start >= 0:
@@ -366,12 +367,15 @@ def _password(value: str) -> bool:
 
 @dataclass(frozen=True)
 class _Shape:
-    """A pattern with the secret as its first group, tried if the text in lower case holds one of the `marks`.
+    """A pattern with the secret as its first group.
+
+    It is tried if the text in lower case holds one of the `signs`, if there are any, and one of the `marks`.
 
     Nothing follows an unbounded repetition in it unless that is possessive, so that no text is searched twice.
     """
 
     kind: str
+    signs: str
     marks: tuple[str, ...]
     pattern: str
     accepts: Callable[[str], bool] = bool  # any text, as no pattern matches an empty one
@@ -385,35 +389,38 @@ _VALUE = r"[^\s\"'<>,;&()\[\]{}|`\\]"  # one character
 _PEM = r"(?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
 
 _SHAPES = (
-    _Shape("hugging_face", ("hf_",), r"(hf_[A-Za-z0-9]{30,})"),
-    _Shape("github", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"(gh[pousr]_[A-Za-z0-9]{30,})"),
-    _Shape("github", ("github_pat_",), r"(github_pat_[A-Za-z0-9_]{22,})"),
-    _Shape("wandb", ("wandb_v",), r"(wandb_v[0-9]_[A-Za-z0-9_]{30,})"),
-    _Shape("anthropic", ("sk-ant-",), rf"{_START}(sk-ant-[A-Za-z0-9_-]{{16,}}+)", _dense),
-    _Shape("openai", ("sk-",), rf"{_START}(sk-(?!ant-)[A-Za-z0-9_-]{{16,}}+)", _dense),
+    _Shape("hugging_face", "_", ("hf_",), r"(hf_[A-Za-z0-9]{30,})"),
+    _Shape("github", "_", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"(gh[pousr]_[A-Za-z0-9]{30,})"),
+    _Shape("github", "_", ("github_pat_",), r"(github_pat_[A-Za-z0-9_]{22,})"),
+    _Shape("wandb", "_", ("wandb_v",), r"(wandb_v[0-9]_[A-Za-z0-9_]{30,})"),
+    _Shape("anthropic", "-", ("sk-ant-",), rf"{_START}(sk-ant-[A-Za-z0-9_-]{{16,}}+)", _dense),
+    _Shape("openai", "-", ("sk-",), rf"{_START}(sk-(?!ant-)[A-Za-z0-9_-]{{16,}}+)", _dense),
     # Groq, Replicate, Jina, npm, Stripe; NVIDIA, Tavily, Perplexity, xAI, PyPI.
     _Shape(
         "api_key",
+        "_-",
         ("gsk_", "r8_", "jina_", "npm_", "k_live_", "nvapi-", "tvly-", "pplx-", "xai-", "pypi-"),
         rf"{_START}((?:(?:gsk|r8|jina|npm|[sr]k_live)_|(?:nvapi|tvly|pplx|xai|pypi)-)[A-Za-z0-9_-]{{20,}}+)",
         _dense,
     ),
-    _Shape("gitlab", ("glpat-",), r"(glpat-[A-Za-z0-9_-]{20,})"),
-    _Shape("slack", ("xox",), rf"{_START}(xox[abeoprs]-[A-Za-z0-9-]{{10,}}+)", _dense),
+    _Shape("gitlab", "-", ("glpat-",), r"(glpat-[A-Za-z0-9_-]{20,})"),
+    _Shape("slack", "-", ("xox",), rf"{_START}(xox[abeoprs]-[A-Za-z0-9-]{{10,}}+)", _dense),
     _Shape(
         "private_key",
+        "-",
         ("-----begin",),
         # To its end, or, if it was cut, as far as base64 goes.
         rf"(-----BEGIN {_PEM}(?:(?:[^-\"<>]|-(?!----))*+-----END {_PEM}"
         r"|(?:(?:\s|\\[nr])*+[A-Za-z0-9+/=]{20,}+)++))",
     ),
-    _Shape("aws", ("akia", "asia"), rf"{_START}((?:AKIA|ASIA)[A-Z0-9]{{16}})(?![A-Za-z0-9])"),
-    _Shape("google", ("aiza",), r"(AIza[A-Za-z0-9_-]{35,})"),
-    _Shape("jwt", ("eyj",), rf"{_START}(eyJ[A-Za-z0-9_-]{{8,}}+\.eyJ[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{8,}})"),
-    _Shape("wandb", ("wandb",), r"(?i)wandb[^\n]{0,48}?(?<![0-9a-f])([0-9a-f]{40})(?![0-9a-f])"),
-    _Shape("authorization", ("bearer",), r"(?ai)bearer(?:\s|%20|\+){1,4}([\w.~+/=%-]{16,}+)", _random),
+    _Shape("aws", "", ("akia", "asia"), rf"{_START}((?:AKIA|ASIA)[A-Z0-9]{{16}})(?![A-Za-z0-9])"),
+    _Shape("google", "", ("aiza",), r"(AIza[A-Za-z0-9_-]{35,})"),
+    _Shape("jwt", "", ("eyj",), rf"{_START}(eyJ[A-Za-z0-9_-]{{8,}}+\.eyJ[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{8,}})"),
+    _Shape("wandb", "", ("wandb",), r"(?i)wandb[^\n]{0,48}?(?<![0-9a-f])([0-9a-f]{40})(?![0-9a-f])"),
+    _Shape("authorization", "", ("bearer",), r"(?ai)bearer(?:\s|%20|\+){1,4}([\w.~+/=%-]{16,}+)", _random),
     _Shape(
         "authorization",
+        ":=,",
         ("authorization",),
         rf"(?ai)authorization{_QUOTE}\s{{0,4}}[:=,]\s{{0,4}}b?{_QUOTE}"
         r"(?:(?:bearer|basic|token|digest|negotiate|api-?key)(?:\s|%20|\+){1,4})?([\w.~+/=%:@!$^-]{8,}+)",
@@ -421,6 +428,7 @@ _SHAPES = (
     ),
     _Shape(
         "assignment",
+        ":=%",
         ("key", "token", "secret", "credential"),
         r"(?i)(?:(?:api|access|secret|auth|private|signing|encryption|account|shared|master)[_-]?key|token|secret"
         rf"|credentials?|(?<=[?&])key){_ASSIGNED}({_VALUE}{{12,}}+)",
@@ -428,17 +436,24 @@ _SHAPES = (
     ),
     _Shape(
         "assignment",
+        ":=%",
         ("passw", "passphrase", "pwd"),
         rf"(?i)(?:passw(?:or)?d|passphrase|pwd){_ASSIGNED}({_VALUE}{{8,}}+)",
         _password,
     ),
-    _Shape("url_password", ("://", ":\\/\\/"), r":(?:\\?/){2}[^\s/?#@:\"'<>]*+:(?!\*\*\*@)([^\s/?#\"'<>]+)@"),
+    _Shape("url_password", "@", ("://", ":\\/\\/"), r":(?:\\?/){2}[^\s/?#@:\"'<>]*+:(?!\*\*\*@)([^\s/?#\"'<>]+)@"),
     _Shape(
         "url_password",
+        "%",
         ("%3a%2f%2f",),
         r"(?i)%3a%2f%2f(?:(?!%3a|%40|%2f)[^\s\"'<>&/])*+%3a(?!\*\*\*)((?:(?!%40|%2f)[^\s\"'<>&/])++)%40",
     ),
 )
+
+# Most texts lack most signs, and searching for one character is far cheaper than for a word, or a pattern.
+_SHAPES_BY_SIGNS: dict[str, list[_Shape]] = {}
+for _shape in _SHAPES:
+    _SHAPES_BY_SIGNS.setdefault(_shape.signs, []).append(_shape)
 
 _SECRET_NAME = (
     r"(?i)(?:TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|_PAT|CREDENTIAL|AUTH|AUTHORIZATION)S?(?:_?\d+)?$"

@@ -291,15 +291,11 @@ def _with_usage(completions: list[Completion], usage: object) -> list[Completion
         written_here = None if completion_tokens is None else (completion_tokens + following) // len(completions)
         if have_ids:
             written_here = len(completion.token_ids or ())
-        counted.append(
-            replace(
-                completion, prompt_tokens=prompt_tokens, completion_tokens=written_here, cached_tokens=cached_tokens
-            )
-        )
-        prompt_tokens, cached_tokens = (
-            prompt_tokens and 0,
-            cached_tokens and 0,
-        )  # the prompt is counted on the first completion
+        fields = (completion.text, completion.finish_reason, completion.token_ids, completion.logprobs)
+        counts = (prompt_tokens, written_here, cached_tokens)
+        counted.append(Completion(*fields, completion.prompt_token_ids, *counts))
+        # The prompt is counted on the first completion.
+        prompt_tokens, cached_tokens = prompt_tokens and 0, cached_tokens and 0
     return counted
 
 
