@@ -51,6 +51,7 @@ _SERVER = Backend(
     is_server=True,
 )
 BACKENDS: dict[str, Backend] = {
+    # A server's address is its own form: the scheme of the URL is the key.
     "http": _SERVER,
     "https": _SERVER,
     "hf": Backend(

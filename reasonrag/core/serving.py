@@ -256,10 +256,12 @@ def make_server(app: App) -> Any:
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # else each client that sends garbage is on stderr
     config = uvicorn.Config(
         app,
+        # `run_app` starts and closes the application, so that its errors end the command in one line.
         lifespan="off",
         http=Connection,
         ws="websockets-sansio" if type(app).converse is not App.converse else "none",
         ws_max_size=app.settings.max_body_bytes,
+        # Anyone could claim another address by the headers of a proxy.
         proxy_headers=False,
         server_header=False,
         access_log=False,

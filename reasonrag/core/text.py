@@ -92,6 +92,7 @@ def _f1(answer: str, gold: str, rules: Rules) -> float:
         return 1.0 if rules == "house" else 0.0
     if answer != gold and (answer in _ALL_OR_NOTHING or gold in _ALL_OR_NOTHING):
         return 0.0
+    # Multisets: a token counts as often as both sides have it.
     answer_tokens, gold_tokens = answer.split(), gold.split()
     common = sum((Counter(answer_tokens) & Counter(gold_tokens)).values())
     if not common:
@@ -360,6 +361,7 @@ def _no_word(value: str) -> bool:
 
 
 def _password(value: str) -> bool:
+    # A sentence may end after the word "password: something".
     password = value.rstrip("!?.:")
     has_letter = any(character.isalpha() for character in password)
     return len(password) >= 8 and has_letter and bool(re.search(r"[0-9!@#$%^*?~+]", password))

@@ -90,24 +90,17 @@ class JournaledLLM:
     async def _store(self, key: str, question: str, reply: tuple[Completion, ...]) -> tuple[Completion, ...]:
         """Store a reply and count it; return it as the journal will."""
         self.answered += 1
-        completions = tuple(_as_stored(completion) for completion in reply)
-        prompt_tokens = _total([completion.prompt_tokens for completion in completions])
-        completion_tokens = _total([completion.completion_tokens for completion in completions])
-        self.prompt_tokens += prompt_tokens or 0
-        self.completion_tokens += completion_tokens or 0
-        cached_tokens = _total([completion.cached_tokens for completion in reply])
-        if cached_tokens is not None:
-            self.cached_tokens += cached_tokens
-            self.cached_of += prompt_tokens or 0
-        await self.journal.put_call(
-            key,
-            self.kind,
-            [_encode(completion) for completion in completions],
-            question=question,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            cached_tokens=cached_tokens,
-        )
+        completions = tuple(map(_as_stored, reply))
+        counts: dict[str, int | None] = {}
+        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+            known = [count for count in (getattr(completion, name) for completion in reply) if count is not None]
+            counts[name] = sum(known) if known else None
+        self.prompt_tokens += counts["prompt_tokens"] or 0
+        self.completion_tokens += counts["completion_tokens"] or 0
+        if counts["cached_tokens"] is not None:
+            self.cached_tokens += counts["cached_tokens"]
+            self.cached_of += counts["prompt_tokens"] or 0
+        await self.journal.put_call(key, self.kind, list(map(_encode, completions)), question=question, **counts)
         return completions
 
     async def aclose(self) -> None:
@@ -139,6 +132,7 @@ def _as_stored(completion: Completion) -> Completion:
     if text is not completion.text:
         # The ids spell the secret.
         ids = logprobs = None
+    # Rounded now, so that a resumed run goes on from the same numbers.
     if logprobs is not None:
         logprobs = tuple(array("f", logprobs))
     counts = (completion.prompt_tokens, completion.completion_tokens)
@@ -166,9 +160,3 @@ def _decode(stored: dict[str, Any]) -> Completion:
     for name in _PACKED.keys() & fields.keys():
         fields[name] = tuple(array(_PACKED[name], binascii.a2b_base64(fields[name])))
     return Completion(**fields)
-
-
-def _total(counts: list[int | None]) -> int | None:
-    """Return the sum of the known counts, or None if none is known."""
-    stored_fields = [count for count in counts if count is not None]
-    return sum(stored_fields) if stored_fields else None

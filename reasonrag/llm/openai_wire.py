@@ -204,6 +204,7 @@ class Wire:
                 thought = f"<think>\n{thought}\n</think>\n\n" if thought else ""
                 text = f"{thought}{(text or '').rstrip()}\n{calls}".lstrip("\n")
             text = text or thought or ""
+        # A list of parts would be content of another kind than text.
         if not isinstance(text, str):
             raise BadReply(f"a choice of the reply has {type(text).__name__} where its text should be")
         return valid_unicode(text)

@@ -221,6 +221,7 @@ class ServerLLM:
         except BadReply:
             problem = f"{url}/models is not a list of models; an address ends in the version, usually /v1"
             raise ConfigError(problem) from None
+        # The name is taken from then on: as_served writes it into the configuration.
         if not self._wire.model and len(models) == 1:
             self._wire = replace(self._wire, model=next(iter(models)))
         if self._wire.model in models:

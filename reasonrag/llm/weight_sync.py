@@ -113,6 +113,7 @@ class VLLMServerSync:
             # An unfinished generator keeps its tensors alive for as long as the traceback exists.
             if hasattr(named_tensors, "close"):
                 named_tensors.close()
+        # A process that raised alone would leave the others waiting at the next collective operation.
         messages = [None if problem is None else str(problem)]
         if is_group:  # all processes wait for rank 0 here
             dist.broadcast_object_list(messages, src=0)
@@ -186,6 +187,7 @@ class VLLMServerSync:
 
 
 def _post(url: str, timeout_s: float) -> tuple[int, bytes]:
+    # Not urllib, which follows redirects and takes the proxy of the environment.
     parts = urlsplit(url)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     with contextlib.closing(connect(parts.netloc, timeout=timeout_s)) as connection:
@@ -231,6 +233,7 @@ def send_chunks(client: Any, named_tensors: Iterable[tuple[str, Tensor]], chunk_
     The tensors of a chunk are computed before the workers start to receive it: an iterator that failed during a
     broadcast would leave the workers waiting forever.
     """
+    # The server prepares its weights once for all chunks, and finishes them once.
     with client.weight_update():
         for chunk in _chunks(named_tensors, chunk_bytes):
             client.update_named_params(
