@@ -266,25 +266,26 @@ def seal(text: str, names: Sequence[str], *, search: str, found: str) -> tuple[s
     """
     text = without_seals(text)
     opening, closing = f"<{found}>", f"</{found}>"
-    marks = _tag_pattern(tuple(names))
+    pattern = _tag_pattern(tuple(names))
     pieces: list[str] = []
     bodies: list[str] = []
-    copied = position = 0  # the text up to `copied` is in `pieces`; the next mark is searched from `position`
+    copied = position = 0  # the text up to `copied` is in `pieces`; the next tag is searched from `position`
     closed = -1  # where the next closing tag begins; searched once, or many open tags would take quadratic time
     after_search = False
-    while mark := marks.search(text, position):
-        position = mark.end()
-        if not (after_search and mark[0] == opening):
-            after_search = mark[0] == f"</{search}>"
+    while tag := pattern.search(text, position):
+        position = tag.end()
+        if not (after_search and tag[0] == opening):
+            after_search = tag[0] == f"</{search}>"
             continue
         if closed < position:
             closed = text.find(closing, position)
             closed = len(text) if closed < 0 else closed
-        end = _end_of_unclosed(marks, text, position, closed, search=f"</{search}>", opening=opening)
+        # The body ends at its closing tag, or at the first tag in it if another observation begins there.
+        inner_end = _end_of_unclosed(pattern, text, position, closed, search=f"</{search}>", opening=opening)
         pieces += text[copied:position], SEALED
-        bodies.append(text[position : closed if end is None else end].strip())
-        copied, position = (closed, closed + len(closing)) if end is None else (end, end)
-        after_search = end is None
+        bodies.append(text[position : closed if inner_end is None else inner_end].strip())
+        copied, position = (closed, closed + len(closing)) if inner_end is None else (inner_end, inner_end)
+        after_search = inner_end is None
     return "".join([*pieces, text[copied:]]), bodies
 
 
@@ -300,15 +301,15 @@ def observed(text: str, names: Sequence[str], *, search: str, found: str) -> lis
 
 
 def _end_of_unclosed(
-    marks: re.Pattern[str], text: str, start: int, end: int, *, search: str, opening: str
+    pattern: re.Pattern[str], text: str, start: int, end: int, *, search: str, opening: str
 ) -> int | None:
     """Return the end of an observation with the start of another one in its body; None without such a start."""
-    first, before = None, ""
-    for mark in marks.finditer(text, start, end):
-        first = mark.start() if first is None else first
-        if mark[0] == opening and before == search:
-            return first
-        before = mark[0]
+    first_tag, before = None, ""
+    for tag in pattern.finditer(text, start, end):
+        first_tag = tag.start() if first_tag is None else first_tag
+        if tag[0] == opening and before == search:
+            return first_tag
+        before = tag[0]
     return None
 
 
@@ -323,24 +324,24 @@ def elements(text: str, names: Sequence[str]) -> tuple[list[tuple[str, str]], st
     >>> elements("so <answer>b</answer></think>", ["think", "answer"])
     ([('answer', 'b')], 'unopened_think', True)
     """
-    found: list[tuple[str, str]] = []
+    well_formed: list[tuple[str, str]] = []
     broken, stray = "", False
-    end = 0
-    opened: re.Match[str] | None = None
-    for mark in _tag_pattern(tuple(names)).finditer(text):
-        closes = bool(mark[1])
+    position = 0
+    opened: re.Match[str] | None = None  # the tag whose body is being read
+    for tag in _tag_pattern(tuple(names)).finditer(text):
+        closes = bool(tag[1])
         if opened is None:
-            stray = stray or bool(text[end : mark.start()].strip())
-        if closes and opened is not None and opened[2] == mark[2]:
-            found.append((mark[2], text[opened.end() : mark.start()].strip()))
+            stray = stray or bool(text[position : tag.start()].strip())
+        if closes and opened is not None and opened[2] == tag[2]:
+            well_formed.append((tag[2], text[opened.end() : tag.start()].strip()))
         elif closes:
-            broken = broken or f"unopened_{mark[2]}"
+            broken = broken or f"unopened_{tag[2]}"
         elif opened is not None:
             broken = broken or f"unclosed_{opened[2]}"
-        opened, end = None if closes else mark, mark.end()
+        opened, position = None if closes else tag, tag.end()
     if opened is not None:
         broken = broken or f"unclosed_{opened[2]}"
-    return found, broken, stray or (opened is None and bool(text[end:].strip()))
+    return well_formed, broken, stray or (opened is None and bool(text[position:].strip()))
 
 
 @cache
@@ -378,11 +379,12 @@ def tags_with_text(text: str, names: Sequence[str]) -> list[tuple[str, str, str]
     >>> tags_with_text("so <query>a</query> then <answer> b </answer>", ["query", "answer"])
     [('so', 'query', 'a'), ('then', 'answer', 'b')]
     """
-    found: list[tuple[str, str, str]] = []
-    end = 0
+    well_formed: list[tuple[str, str, str]] = []
+    position = 0
+    # Neighbours that open and close one name: a tag in between would make them no neighbours, so none is nested.
     for opening, closing in itertools.pairwise(_tag_pattern(tuple(names)).finditer(text)):
         if not opening[1] and closing[1] and opening[2] == closing[2]:
             body = text[opening.end() : closing.start()].strip()
-            found.append((text[end : opening.start()].strip(), opening[2], body))
-            end = closing.end()
-    return found
+            well_formed.append((text[position : opening.start()].strip(), opening[2], body))
+            position = closing.end()
+    return well_formed

@@ -73,15 +73,15 @@ class HiPRAGFormat(StreamFormat):
     def _names(self) -> tuple[str, ...]:
         return ("think", "step", *_STEP_TAGS, "answer")
 
-    def _read(self, text: str, found: Sequence[str], answer: str | None) -> Reading:
-        start, end = max(text.find("<think>"), 0), text.rfind("</think>")
-        thought = text[start : end if end >= 0 else len(text)]
+    def _read(self, text: str, observations: Sequence[str], answer: str | None) -> Reading:
+        opened, closed = max(text.find("<think>"), 0), text.rfind("</think>")
+        thought = text[opened : closed if closed >= 0 else len(text)]
         # An answer may speak of a `<context>`; in the thinking only the engine may write one.
         written = thought.count("<context>") != thought.count("<context>" + SEALED)
         reason = "written_observation" if written else check(text)
         if not reason and answer is None:
             reason = "empty_answer"
-        return Reading(not reason, reason, _blocks(thought, found), answer)
+        return Reading(not reason, reason, _blocks(thought, observations), answer)
 
 
 def check(text: str) -> str:
@@ -114,17 +114,17 @@ def check(text: str) -> str:
 
 def _check_steps(thought: str) -> str:
     """Check lines 13 to 27 of Algorithm 2: at least one step, each as in Algorithm 3, and nothing else."""
-    end = steps = 0
+    position = steps = 0
     for opened, closed in _steps(thought):
-        if thought[end:opened].strip():  # line 20
+        if thought[position:opened].strip():  # line 20
             return "text_between_steps"
         if closed < 0:  # line 22
             return "unclosed_step"
         if reason := check_step(thought[opened + len("<step>") : closed]):  # line 24
             return reason
-        end = closed + len("</step>")
+        position = closed + len("</step>")
         steps += 1
-    if thought[end:].strip():  # line 17
+    if thought[position:].strip():  # line 17
         return "text_between_steps"
     return "" if steps else "no_step"  # line 27
 
@@ -142,15 +142,15 @@ def check_step(body: str) -> str:
     for tag in present:  # lines 2, 5, 11 and 12
         if body.count(f"<{tag}>") != 1 or body.count(f"</{tag}>") != 1:
             return f"{tag}_count"
-    openings = [body.find(f"<{tag}>") for tag in present]
-    closings = [body.find(f"</{tag}>") for tag in present]
-    end, outside = 0, ""
-    for tag, opened, closed in zip(present, openings, closings, strict=True):
-        if not end <= opened < closed:  # lines 3, 6, 7, 13, 14 and 15
+    position, outside = 0, ""
+    # Each tag occurs once, so one look from left to right sees their order and the text outside of them.
+    for tag in present:
+        opened, closed = body.find(f"<{tag}>"), body.find(f"</{tag}>")
+        if not position <= opened < closed:  # lines 3, 6, 7, 13, 14 and 15
             return "step_order"
-        outside += body[end:opened]
-        end = closed + len(f"</{tag}>")
-    return "text_in_step" if (outside + body[end:]).strip() else ""  # lines 4, 8, 16 and 21
+        outside += body[position:opened]
+        position = closed + len(f"</{tag}>")
+    return "text_in_step" if (outside + body[position:]).strip() else ""  # lines 4, 8, 16 and 21
 
 
 def _steps(text: str) -> Iterator[tuple[int, int]]:
@@ -164,19 +164,21 @@ def _steps(text: str) -> Iterator[tuple[int, int]]:
         position = closed + len("</step>")
 
 
-def _blocks(thought: str, found: Sequence[str]) -> tuple[Block, ...]:
+def _blocks(thought: str, observations: Sequence[str]) -> tuple[Block, ...]:
     """Parse the steps as far as possible; one that searches several times, against Alg. 3, gives several blocks."""
-    observed = iter(found)
+    contexts = iter(observations)
     blocks: list[Block] = []
     for opened, closed in _steps(thought):
         body = thought[opened + len("<step>") : closed if closed >= 0 else len(thought)]
         reasoning = _END_OF_REASONING.split(body.partition("<reasoning>")[2], maxsplit=1)[0].strip()
         _, concludes, rest = body.rpartition("<conclusion>")
         conclusion = rest.partition("</conclusion>")[0].replace(SEALED, "").strip() if concludes else ""
-        contexts = islice(observed, body.count("<context>" + SEALED))
+        # As many observations as there are seals in the step: its last query may have several, or none.
+        of_step = islice(contexts, body.count("<context>" + SEALED))
         queries = [query for _, query in tags(body, ("search",))] if "<search>" in body else []
         for query in queries[:-1]:
-            blocks.append(Block(reasoning, query, next(contexts, "")))
+            blocks.append(Block(reasoning, query, next(of_step, "")))
             reasoning = ""
-        blocks.append(Block(reasoning, queries[-1] if queries else None, "\n".join(contexts), conclusion))
+        last_query = queries[-1] if queries else None
+        blocks.append(Block(reasoning, last_query, "\n".join(of_step), conclusion))
     return tuple(blocks)

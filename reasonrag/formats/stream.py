@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import ClassVar
 
 from reasonrag.core.text import one_line, quotable
@@ -107,6 +107,7 @@ class StreamFormat(InstructedFormat):
             # The cue has opened the tag; a policy that opens it again means the same.
             _, opening, body = body.rpartition("<answer>")
             return self._answer(body, forced=True) if opening and closing else Malformed("unclosed_answer", ends=True)
+        # The last tag decides: whatever the policy wrote before it is its thought.
         for tag in (self.search, "answer"):
             if completion.rstrip().endswith(f"</{tag}>"):
                 opened = completion.rfind(f"<{tag}>")
@@ -121,6 +122,7 @@ class StreamFormat(InstructedFormat):
         """Parse a whole trajectory. Observations are sealed, so that no text in them is parsed as a tag."""
         observations: list[str] = []
         turn = [self.opening]
+        # The turn as it was, but for seals in the place of the passages: `_read` gets these apart.
         for step in trajectory.steps:
             turn += [self._cue_of(step), without_seals(step.completion.text)]
             if isinstance(step.action, Search):
@@ -163,11 +165,12 @@ class StreamFormat(InstructedFormat):
     def _has_written_observation(self, text: str) -> bool:
         """Return whether there is an observation tag without the seal that marks the engine's own."""
         opening, closing = f"<{self.found}>", f"</{self.found}>"
-        opened, closed = text.count(opening), text.count(closing)
-        return opened != text.count(opening + SEALED) or closed != text.count(SEALED + closing)
+        is_opened = text.count(opening) != text.count(opening + SEALED)
+        return is_opened or text.count(closing) != text.count(SEALED + closing)
 
     def _flaw(self, pieces: Sequence[tuple[str, str]], stray: bool, answer: str | None) -> str:
         """Return the gravest fault of a text with all tags closed; "" if it is well-formed."""
+        # The order of the tags as a word of letters, which the grammar matches.
         letters = {self.concludes: "R", self.thinks: "T", self.search: "S", self.found: "I", "answer": "A"}
         order = "".join(letters[tag] for tag, _ in pieces)
         if "A" not in order:
@@ -187,31 +190,30 @@ class StreamFormat(InstructedFormat):
         self, pieces: Sequence[tuple[str, str]], observations: Sequence[str], answer: str | None
     ) -> tuple[Block, ...]:
         """Return a block for each search, with the thought before it and its conclusion; else one without a search."""
-        drafts: list[_Draft] = []
-        observed = iter(observations)
+        blocks: list[Block] = []
+        contexts = iter(observations)
         thought = ""
         for tag, body in pieces:
-            last = drafts[-1] if drafts else None
             if tag == self.search:
-                drafts.append(_Draft(thought, body))
+                blocks.append(Block(thought, body))
                 thought = ""
             elif tag == self.found and body == SEALED:
-                context = next(observed, "")
-                if last is not None:
-                    last.contexts.append(context)
-            elif tag == self.concludes and last is not None and last.query is not None and not last.conclusion:
-                last.conclusion = body
+                _add_context(blocks, next(contexts, ""))
+            elif tag == self.concludes and blocks and blocks[-1].is_search and not blocks[-1].conclusion:
+                # Where one tag serves both, what concludes a search is also the thought before the next one.
+                blocks[-1] = replace(blocks[-1], conclusion=body)
                 thought = body if tag == self.thinks else ""
             elif tag == self.concludes != self.thinks:
-                drafts.append(_Draft(thought, conclusion=body))
+                blocks.append(Block(thought, conclusion=body))
                 thought = ""
             elif tag == self.thinks:
                 thought = body
-        if not drafts and (thought or answer):
-            drafts.append(_Draft(thought, conclusion=answer or ""))
-        if drafts:
-            drafts[-1].contexts += observed  # an observation that was cut off is not in `pieces`
-        return tuple(draft.block() for draft in drafts)
+        if not blocks and (thought or answer):
+            blocks.append(Block(thought, conclusion=answer or ""))
+        # An observation that was cut off is not in `pieces`.
+        for context in contexts:
+            _add_context(blocks, context)
+        return tuple(blocks)
 
     def _cue_of(self, step: Step) -> str:
         """Return the text that was inserted before a step that had to answer."""
@@ -230,17 +232,10 @@ class StreamFormat(InstructedFormat):
         return super()._quote(without_seals(text))
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A `Block` whose parts are still being collected while a turn is parsed."""
-
-    reasoning: str
-    query: str | None = None
-    contexts: list[str] = field(default_factory=list)
-    conclusion: str = ""
-
-    def block(self) -> Block:
-        return Block(self.reasoning, self.query, "\n".join(self.contexts), self.conclusion)
+def _add_context(blocks: list[Block], context: str) -> None:
+    if blocks:
+        both = "\n".join(filter(None, (blocks[-1].context, context)))
+        blocks[-1] = replace(blocks[-1], context=both)
 
 
 def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
