@@ -126,6 +126,7 @@ class Examiner:
         except (Interrupted, InputError):
             raise
         except Exception as error:
+            # A failure is never a score: the verdict is unknown.
             counts.update(["answer.unknown", f"answer.{cause_of(error)}"])
             return None
 
@@ -219,6 +220,7 @@ def _tokens(kind: str) -> Callable[[Attempt], int | None]:
     """Return the sum over the steps; None if a step's count is unknown, as a sum over the others is too small."""
 
     def total(attempt: Attempt) -> int | None:
+        # A backend may report the tokens of some calls only.
         counts = [getattr(step.completion, kind) for step in attempt.trajectory.steps]
         return None if None in counts else sum(counts)
 
@@ -306,6 +308,7 @@ def kind(question: Question) -> str:
     '3hop'
     """
     metadata = question.metadata
+    # The demo world marks the facts that its policy has been trained on.
     if metadata.get("known"):
         return "known"
     for key in ("kind", "type", "question_type"):

@@ -126,6 +126,7 @@ class Evaluation:
             LLMError: a policy's server does not answer.
         """
         check_names(configs)
+        # A server names its model; its card has the prompts that the model was trained with.
         configs = {name: as_served(config, out / name) for name, config in configs.items()}
         for config in configs.values():  # check all of them before the first call is paid for
             check_llm(config.policy, "policy")
@@ -136,6 +137,7 @@ class Evaluation:
         self.out = out
         self.rules = rules
         self.judging = judging
+        # Settings of two policies are paired by their place in these lists.
         self.points: dict[str, list[tuple[Setting, Config]]] = {}
         for name, config in configs.items():
             self.points[name] = sweep(config, temperatures, max_steps, max_searches, top_ks, choose)
@@ -385,6 +387,7 @@ def _open_shared(configs: Mapping[str, Config]) -> tuple[list[Question], Retriev
     Raises:
         ConfigError: another policy has a different seed, different questions or another corpus.
     """
+    # Questions are sampled by the seed: with two of them, differences would not be paired.
     seeds = {config.seed for config in configs.values()}
     if len(seeds) > 1:
         raise ConfigError(f"policies have seeds {sorted(seeds)}; differences are paired, give all of them one seed")
@@ -412,6 +415,7 @@ def _search_settings(config: Config) -> dict[str, Any]:
 
 def _release_memory() -> None:
     """Return a closed model's memory to the device, so that the next model fits."""
+    # Cycles of modules and hooks hold a model until they are collected.
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
@@ -432,6 +436,7 @@ def sweep(
         ConfigError: a value is out of range.
     """
     choice = config.choice
+    # The first point has the first value of everything: curves and differences start from it.
     points = itertools.product(
         temperatures or (config.policy.temperature,),
         max_steps or (config.format.max_steps,),

@@ -103,6 +103,7 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     first = results[0]
     splits = splits_of_names(first.config.questions.dataset or "", first.config.questions.split)
     groups = _groups(questions)
+    # All columns at once: those of the same questions share their resamples, which take most of the time.
     columns = dict(_columns(results))
     intervals = {by: group_intervals(columns, of_by, seed=first.config.seed) for by, of_by in groups.items()}
     policies: dict[str, Metrics] = {result.name: {} for result in results}
@@ -193,6 +194,7 @@ def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
 
 def _baseline(baseline: PolicyResult, result: PolicyResult, point: int) -> Outcome | None:
     """Return the outcome to compare a policy with at a setting: the baseline's; for itself, that of its first rule."""
+    # A policy with fewer settings of its own is compared at the same place again.
     there = baseline.outcomes[point % len(baseline.outcomes)]
     if result.outcomes[point] is not there:
         return there
@@ -265,6 +267,7 @@ def _judged(metrics: Sequence[str], outcome: Outcome) -> Metrics:
     counts: Metrics = {}
     for metric in metrics:
         known = unknown = 0
+        # Answers are counted by request: an attempt without an answer is wrong, and is not asked about.
         if metric == "lasj":
             unknown = outcome.asked["answer.unknown"]
             known = outcome.asked["answer.asked"] - unknown
@@ -356,6 +359,7 @@ def how_asked(config: Config, prompts: str) -> Metrics:
 
 def asked_differently(policies: Mapping[str, Metrics]) -> Iterator[str]:
     """Yield a sentence per policy that is prompted differently from the first: that alone may make a difference."""
+    # Names of models differ by intention; everything else is compared.
     baseline, usual = next(iter(policies.items()))
     for name, asked in policies.items():
         changed = []

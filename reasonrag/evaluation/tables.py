@@ -164,6 +164,7 @@ def _shares(attempts: Mapping[str, int]) -> Iterator[str]:
     total = sum(attempts.values())
     yield str(total)
     yield f"{sum(int(searches) * count for searches, count in attempts.items()) / total:.2f}"
+    # JSON has texts as keys.
     fewest = [attempts.get(searches, 0) for searches in "012"]
     for count in (*fewest, total - sum(fewest)):
         yield f"{count / total:.1%}"
@@ -243,6 +244,7 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
         yield f"- {metric.label}: {metric.help}"
     tables = evaluation_tables(metrics)
     for name in ("policies", "results", "judge", "out_of_form", "differences", "kinds", "searches", "failures"):
+        # A section without rows would only say that there is none.
         if tables[name].rows:
             yield from ["", f"## {tables[name].title}", ""]
             if name in notes:
@@ -256,6 +258,7 @@ def sweep_panels(metrics: Metrics) -> list[Panel]:
     """Return EM over each setting that was swept, the others at their first value (arXiv:2505.14069, Fig. 6 and 7)."""
     panels = []
     for axis, name in _AXES.items():
+        # A curve needs two points that differ in this setting alone.
         lines = []
         for policy, settings in metrics["settings"].items():
             first, points = settings[0], {}

@@ -199,6 +199,7 @@ class InstructedFormat:
         """
         prompts = prompts or PromptSet.find()
         room = self.room or self.name
+        # Read once: the texts are part of the fingerprint, whatever happens to the files later.
         self.texts: dict[str, str] = {}
         for name in (*self.instructions, *self.optional):
             if name not in self.optional or prompts.has(f"{room}/{name}"):
@@ -222,6 +223,7 @@ class InstructedFormat:
 
     def quoted_passages(self, passages: Sequence[Passage]) -> list[tuple[str, str]]:
         """Return `[number] title` and text of each passage in the order shown, inert and cut to size."""
+        # Training and inference have to agree on the order.
         shown = passages if self.passage_order == "best_first" else tuple(reversed(passages))
         quoted = []
         for number, passage in enumerate(shown, 1):

@@ -63,6 +63,7 @@ class ReasonRAGFormat(InstructedFormat):
 
         A search is read one step later and answered from another step later: it needs two more actions.
         """
+        # A search, its evidence, the answer: three actions.
         left = max_steps - len(steps)
         return left <= 1 or (left == 2 and self.stage(steps) is Stage.REASONING)
 
@@ -163,6 +164,7 @@ class ReasonRAGFormat(InstructedFormat):
                 user += [title.rstrip(), text]
             if not passages:
                 user.append("None found.")
+        # With a shared system prompt, prompts begin alike up to the newest thought.
         system = self.texts[stage]
         if shared := self.texts.get("system"):
             user, system = [*user, "", system], shared

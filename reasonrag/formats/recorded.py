@@ -120,6 +120,7 @@ class RecordedFormat(ToolCallsFormat):
         """Keep a conversation as a trajectory, up to its first answer; return why it cannot be branched, or ""."""
         users = "\n".join(message.content for message in prompts[0] if message.role == "user")
         named = [question for question in questions if question.question in users]
+        # One question may be part of another one: the longest that is named is meant.
         if not named:
             return "are about none of the questions"
         question = max(named, key=lambda candidate: len(candidate.question))
@@ -133,6 +134,7 @@ class RecordedFormat(ToolCallsFormat):
             prompt = self.prompt(question, trajectory.steps)
             if _stripped(prompt.messages) != _stripped(prompts[number]):
                 return "rewrite their messages"
+            # Read as a server's reply would be: calls and thoughts come in several dialects.
             choice = {"message": call["message"], "finish_reason": call["finish_reason"]}
             (completion,) = Wire("").completions(json.dumps({"choices": [choice]}).encode(), prompt, Sampling())
             action = self.parse(completion.text, trajectory.steps)

@@ -95,6 +95,7 @@ class ToolCallsFormat(InstructedFormat):
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """Return instruction, function, question, and the calls with their results; with `final` no function."""
+        # Without a function a model cannot call one: that forces the answer.
         messages = [Message("system", self.texts["answer" if final else "instruction"])]
         if not final:
             messages.append(Message("tools", self.tools))
@@ -189,6 +190,7 @@ class _Message(NamedTuple):
 @lru_cache(maxsize=4_096)  # the words of a step are in the prompts of all later steps
 def _parts_of(parser: str, text: str) -> _Message:
     """Parse a message. `<tool_call>` is read whatever the parser: so is written what a server has parsed."""
+    # A thought may hold anything, also an example of a call.
     thinking, _, text = text.rpartition("</think>")
     if "<think>" in text:
         return _Message("unclosed_think")

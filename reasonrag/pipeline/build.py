@@ -146,6 +146,7 @@ class Build:
             self.engines.append(judge.slots)
             self.progress.open(judge, config.prices["judge"])
             evaluator = JudgeEvaluator(open_judge(judge, config))
+        # Each step of a recorded agent is branched before the search goes its own way.
         recorded = parts.format.trajectories if isinstance(parts.format, RecordedFormat) else {}
         self.search = TreeSearch(
             engine,
@@ -207,6 +208,7 @@ def estimate(config: Config) -> str:
     questions = open_questions(config)
     format = open_format(config)
     search, steps = config.search, config.format.max_steps
+    # An upper bound: every expansion and every rollout goes to the step limit.
     # An iteration is one step, and with rollouts (Eq. 1) k completions of it to the step limit.
     judgements = search.iterations if config.value.kind == "judge" else 0
     rollout_steps = config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 0

@@ -86,8 +86,9 @@ def open_parts(
     Raises:
         ConfigError, DataError: a part does not exist or cannot work; one line names it and the remedy.
     """
+    # Before anything is downloaded.
     if policy is None:
-        check_llm(config.policy, "policy")  # before anything is downloaded
+        check_llm(config.policy, "policy")
     questions = questions if questions is not None else open_questions(config)
     if config.search.recording is not None:
         format = recorded = open_recorded(config, questions)
@@ -95,6 +96,7 @@ def open_parts(
     retriever = retriever or open_retriever(config, questions)
     format = format or open_format(config)
     policy = policy or open_llm(config.policy, "policy")
+    # What a run is compared with when it goes on: other contents would mix rows of two runs.
     content = {
         "questions": questions_fingerprint(questions),
         "corpus": retriever.fingerprint,
@@ -130,9 +132,9 @@ def _open_judge_model(config: Config, policy: LLM) -> LLM:
     backend = config.policy.address.backend
     if config.judge.model in (None, config.policy.model) and (backend is None or backend.judges):
         return policy  # the same object, so that a model in this process is loaded once
-    own = ("model", "temperature", "max_tokens", "concurrency")
-    named = {name: getattr(config.judge, name) for name in own} | {"top_p": 1.0}
-    return open_llm(config.policy.model_copy(update=named), "judge", beside=policy)
+    # Another model on the policy's server: its address and key, with the judge's own settings.
+    settings = config.judge.model_dump(include={"model", "temperature", "max_tokens", "concurrency"})
+    return open_llm(config.policy.model_copy(update=settings | {"top_p": 1.0}), "judge", beside=policy)
 
 
 def open_llm(config: ModelConfig, role: Role, *, beside: LLM | None = None) -> LLM:
@@ -145,6 +147,7 @@ def open_llm(config: ModelConfig, role: Role, *, beside: LLM | None = None) -> L
         ConfigError: no model is named on a machine without a GPU, the address is unknown, or it cannot work here.
     """
     address = _address(config, role)
+    # The engine is named by its path, so that only the one in use is imported: each import takes seconds.
     assert address.backend is not None
     if config.spec is None:
         log.info(f"no --{role} is given: taking the paper's", model=str(address))
@@ -340,6 +343,7 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
             "python:PACKAGE.MODULE:NAME. Plug-ins for databases, web search and MCP are in contrib/ "
             "(docs/corpus.md)"
         )
+    # An index knows its own kind.
     if settings.index is not None:
         return open_index(settings)
     if settings.kind in ("dense", "hybrid"):
@@ -354,6 +358,7 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
         return RemoteRetriever(settings.url, timeout_s=settings.timeout_s, identity=settings.identity)
     from reasonrag.retrieval.bm25 import BM25Retriever
 
+    # BM25 over a file, over the demo world, or over the paragraphs of the questions.
     corpus: Path | list[Passage]
     if settings.corpus is not None:
         corpus = named_path(settings.corpus)

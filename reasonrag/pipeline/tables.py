@@ -52,11 +52,13 @@ def _node_row(question: Question, node: Node, reward: float | None, format: Form
     trajectory = node.trajectory
     answer = trajectory.answer
     return {
+        # Texts of the question stand in every row: a table is read without the files that it was made from.
         "dataset": question.dataset,
         "question_id": question.id,
         "question": question.question,
         "golden_answers": list(question.golden_answers),
         "node_id": node.id,
+        # No null in the column: readers then take it as integers, not as floats.
         "parent_id": -1 if node.parent is None else node.parent,
         "depth": node.depth,
         "origin": node.origin.value,
@@ -77,6 +79,9 @@ def _step_columns(step: Step | None) -> Row:
     if step is None:
         return {"action": "", "content": "", "prompt": [], "prefix": "", "stop": [], "text": "", "passages": []}
     completion, prompt = step.completion, step.prompt
+    # `dataclasses.asdict` takes ten times as long, and every step of every tree comes here.
+    columns = ("id", "contents", "score")
+    passages = [{name: getattr(passage, name) for name in columns} for passage in step.passages]
     action, content = label(step.action)
     return {
         "action": action,
@@ -90,7 +95,7 @@ def _step_columns(step: Step | None) -> Row:
         "logprobs": completion.logprobs and list(completion.logprobs),
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": completion.completion_tokens,
-        "passages": [{"id": p.id, "contents": p.contents, "score": p.score} for p in step.passages],
+        "passages": passages,
     }
 
 
@@ -111,6 +116,7 @@ def export_trees(run: RunFolder, questions: Iterable[Question]) -> dict[str, Any
     """Write the node table from the journal, questions in their given order; return the counts of `count_trees`."""
     schema = tree_schema()
     writer = ShardWriter(run.path / "trees", "nodes", schema, shard_rows=_TREE_SHARD_ROWS, keep_empty=True)
+    # A tree was packed once it was finished; its rows go from the journal into the table as they are.
     for question in questions:
         blob = run.journal.tree(question.dataset, question.id)
         if blob is not None:
@@ -182,6 +188,7 @@ def export_pairs(
         writers[split] = ShardWriter(folder, split, _pair_table(config), shard_rows=_PAIR_SHARD_ROWS)
     left_out = Counter[str]()
     nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=NODE_COLUMNS)
+    # Questions of one text belong to one split, or the test split would hold prompts of the training split.
     repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
     for pair in pairs_of(nodes, config, policy=policy, config_hash=config_hash, repeated=repeated, left_out=left_out):
         question = (pair["dataset"], pair["question_id"])
@@ -273,7 +280,8 @@ def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
     calls: dict[str, Any] = {}
     for kind, used in journal.usage().items():
         calls[kind] = {"calls": used.calls}
-        if kind in prices:  # a search has no tokens
+        # Tokens and cost are of models; a search has none.
+        if kind in prices:
             calls[kind] |= {
                 "prompt_tokens": used.prompt_tokens,
                 "completion_tokens": used.completion_tokens,
@@ -303,6 +311,7 @@ def finish_shard(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]
         if not all(notes):
             return dict(summary)
         shards = [Shard(number, len(notes)) for number in range(len(notes))]
+        # A shard may have got other pairs by `reasonrag pairs` since it was built.
         for part, other in zip(shards, notes, strict=True):
             if different := differences(other["pairs"], notes[-1]["pairs"]):
                 raise RunError(
@@ -319,6 +328,7 @@ def finish_shard(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]
                     for path in shard_paths(part.folder(run.path) / folder, stem):
                         writer.link(path)
             writer.close()
+        # What stands in the tables is counted there; the rest is known to the shards alone.
         whole = {**summaries[0], "shards": len(notes)}
         for name in ("questions", "calls", "seconds"):
             whole[name] = _total([counted[name] for counted in summaries])

@@ -113,6 +113,7 @@ async def work_through(
             progress.planned -= left  # a tree may end before its iterations do, an attempt before its steps
             progress.begun -= in_flight
 
+    # Tasks that failed are kept apart: one that ended is dropped with its tree, which may be large.
     working: set[asyncio.Task[None]] = set()
     broken: list[asyncio.Task[None]] = []
 
@@ -129,6 +130,7 @@ async def work_through(
                 task = asyncio.create_task(do(place, question))
                 working.add(task)
                 task.add_done_callback(end)
+                # Until it has asked for its first slots, the engines seem to have room for another one.
                 for _ in range(_TURNS):
                     await asyncio.sleep(0)
                 while not _has_room(len(working), engines):  # noqa: ASYNC110 -- several engines, with limits that move
@@ -156,6 +158,7 @@ async def _rare_collections() -> AsyncIterator[None]:
 
 
 def _has_room(working: int, engines: Sequence[SlotCounts]) -> bool:
+    # Bounded twice: by the requests that wait, and by items that neither hold a slot nor wait for one.
     most = _ITEMS_PER_SLOT * max(slots.limit for slots in engines)
     return working < most and all(slots.free > -_QUEUE * slots.limit for slots in engines)
 
@@ -237,6 +240,7 @@ class Progress:
     @property
     def share(self) -> float:
         """How much of its work this process has done, in [0, 1]: iterations where they are planned, else units."""
+        # Units end all at once at the end of a small run, so iterations tell more.
         if self.planned:
             return (self.iterations + self.begun / 2) / self.planned
         ended = self.done + self.failed - self.done_before
