@@ -4,6 +4,7 @@ import json
 from operator import itemgetter
 
 import pytest
+from click.testing import CliRunner
 
 from reasonrag.commands import inspect
 from reasonrag.core.config import load_config
@@ -56,10 +57,7 @@ def test_nothing_is_spread_over_nothing():
     )
 
 
-def test_the_command_prints_tables_or_the_figures_as_json(run, figures, capsys):
-    inspect.show.callback(run, None, None, True)
-    assert json.loads(capsys.readouterr().out) == figures
-    inspect.show.callback(run, None, None, False)
-    shown = capsys.readouterr().out
-    assert "type: query" in shown and "rounds" in shown
-    assert str(figures["trees"]["nodes"]) in shown
+def test_the_command_prints_tables_or_the_metrics_as_json(run, figures):
+    shown = [CliRunner().invoke(inspect.show, [str(run), *flags]).stdout for flags in (("--json",), ())]
+    assert json.loads(shown[0]) == figures
+    assert "type: query" in shown[1] and "rounds" in shown[1] and str(figures["trees"]["nodes"]) in shown[1]
