@@ -244,9 +244,6 @@ def tree_bytes(folder: Path) -> dict[str, bytes]:
 
 REFUSED: dict[str, Callable[[Path, Path], tuple[str | Path, ...]]] = {
     "is not empty": lambda run, tmp: (run, "--repo-id", ID, "--dry-run", "--out", run),
-    "--out is for --dry-run": lambda run, tmp: (run, "--repo-id", ID, "--out", tmp / "x"),
-    "is neither a finished run": lambda run, tmp: (tmp / "no/thing", "--repo-id", ID),
-    "OWNER/NAME": lambda run, tmp: (run, "--repo-id", "name"),
     "give it as --license": lambda run, tmp: (run, "--repo-id", ID, "--public"),
 }
 
