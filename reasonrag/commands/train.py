@@ -39,7 +39,7 @@ _COMMON = (
     *("data", "model", "method", "learning_rate", "num_train_epochs", "per_device_train_batch_size"),
     *("gradient_accumulation_steps", "limit", "seed", "merge"),
 )
-_RARE = ("chat_template", "lora", "max_length", "max_dropped", "save_steps", "report_to")
+_RARE = ("chat_template", "lora", "max_length", "max_dropped", "save_steps")
 _SEARCH = ("retrieval.corpus", "retrieval.index", "retrieval.url")
 _BATCH = ("rollout.questions_per_step", "rollout.group_size", "per_device_train_batch_size")
 _LISTENING = ("port", "max_sessions", "idle_s")
@@ -151,7 +151,7 @@ def rl() -> None:
     settings("RLSettings", "split", "exclude", "world_seed", "retrieval.kind", "retrieval.top_k", "chat_template"),
     settings("RLSettings", "format.prompts", "format.max_steps", "format.max_searches", "plans"),
     settings("RLSettings", "algorithm", "loss_type", "beta", "credit", "sampling.dynamic", "guards"),
-    settings("RLSettings", "reward.prm.model", "save_steps", "report_to", "merge"),
+    settings("RLSettings", "reward.prm.model", "save_steps", "merge"),
 )
 @configuration("RLSettings")
 @OUT

@@ -34,10 +34,10 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from reasonrag.core.config import PolicyCard, copy_card
-from reasonrag.core.errors import ConfigError, InputError, Interrupted, RunError
+from reasonrag.core.errors import ConfigError, InputError, Interrupted, RunError, check_limits
 from reasonrag.core.plots import Line, Panel
 from reasonrag.core.settings import COMMIT, Section, identity, nearest
-from reasonrag.core.text import map_texts, quoted
+from reasonrag.core.text import map_texts
 from reasonrag.core.types import as_finite
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import choose_threads, model_commit, model_files
@@ -470,7 +470,9 @@ class TrainingRun(Generic[S]):
                 complete_checkpoint=self._complete_checkpoint,
                 **own,
             )
-        except (ValueError, NotImplementedError) as error:  # such as adapter modules that the model does not have
+        # Adapter modules that the model does not have; a tracker that is not installed.
+        except (ValueError, NotImplementedError, RuntimeError) as error:
+            check_limits(error)
             raise ConfigError("TRL or peft refuses these settings", quoting=error) from error
         trainer.remove_callback(PrinterCallback)
         return trainer
@@ -591,7 +593,7 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
         "use_cpu": not gpu,
         "gradient_checkpointing": gpu,  # recomputes activations to save memory
         "dataloader_pin_memory": gpu,
-        "report_to": list(settings.report_to) or "none",
+        "report_to": "none",
         "disable_tqdm": True,
         "logging_steps": settings.log_every,
         "log_level_replica": "error",
@@ -609,14 +611,6 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
             raise ConfigError(f"trainer.{name} is unknown to {config.__name__}{nearest(name, sorted(known))}")
         if name != MODEL_INIT:
             arguments[name] = value
-    from transformers.integrations import get_available_reporting_integrations
-
-    installed = get_available_reporting_integrations()  # transformers looks once the model is loaded
-    if missing := set(settings.report_to) - {*installed, "none", "all"}:
-        raise ConfigError(
-            f"--report-to {quoted(min(missing))}: its package is not installed, or there is no such tracker; installed "
-            f"are: {', '.join(installed) or 'none'}"
-        )
     try:
         with warnings.catch_warnings():  # deprecated names that the older supported versions still need
             warnings.simplefilter("ignore", FutureWarning)

@@ -24,7 +24,9 @@ class TrainSettings(Section):
     log_every: ClassVar = 10  # optimizer steps between two lines of metrics
     eval_every: ClassVar[int | None] = None  # optimizer steps between two evaluations on held-out rows
     former = constants(weight_decay=0.0, max_grad_norm=1.0, trust_remote_code=False)
-    former_execution = constants(logging_steps=log_every, save_total_limit=2, gradient_checkpointing=None, threads=None)
+    former_execution = constants(
+        logging_steps=log_every, save_total_limit=2, gradient_checkpointing=None, threads=None, report_to=[]
+    )
 
     seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     data: str | None = execution(
@@ -53,9 +55,6 @@ class TrainSettings(Section):
     )
     save_steps: int = execution(200, "optimizer steps between checkpoints", "--save-steps", ge=1)
     device: Literal["auto", "cpu"] = execution("auto", "device of the training run; auto: the GPUs, if there are any")
-    report_to: tuple[str, ...] = execution(
-        (), "tracker that also gets the metrics: wandb, tensorboard, ...", "--report-to"
-    )
     merge: bool = execution(False, "also write the adapters merged into the model, to OUT/merged", "--merge/--no-merge")
     trainer: dict[str, Any] = setting({}, "any other argument of TRL's trainer, by its name")
 
