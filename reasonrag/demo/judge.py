@@ -150,7 +150,7 @@ def asked_question(world: Knowledge, fields: Fields, label: str = "Question") ->
 def answer(world: Knowledge, fields: Fields) -> Verdict | None:
     """Reply YES if the prediction equals one of the answers (exact match)."""
     match = exact_match(_text(fields, "Prediction"), _text(fields, "Reference answers").split(" | ")) > 0
-    return ("YES", lambda rng: "NO") if match else ("NO", lambda rng: "YES")
+    return ("YES", lambda generator: "NO") if match else ("NO", lambda generator: "YES")
 
 
 def path(world: Knowledge, fields: Fields) -> Verdict | None:
@@ -162,16 +162,16 @@ def path(world: Knowledge, fields: Fields) -> Verdict | None:
     reference = tuple(fields["Reference path"])
     scores = score_path(world, question, reference, read(text))
 
-    def wrong(rng: Random) -> str:
+    def wrong(generator: Random) -> str:
         while True:
-            planned = rng.randint(0, 4)
+            planned = generator.randint(0, 4)
             drawn = PathScores(
-                rng.choice(PLANNER_SCORES),
+                generator.choice(PLANNER_SCORES),
                 planned,
-                rng.randint(0, planned),
-                rng.randint(0, len(reference)),
-                rng.choice(ACCURACY_SCORES),
-                rng.choice(REASONING_SCORES),
+                generator.randint(0, planned),
+                generator.randint(0, len(reference)),
+                generator.choice(ACCURACY_SCORES),
+                generator.choice(REASONING_SCORES),
             )
             if drawn != scores:
                 return json.dumps(asdict(drawn))
@@ -203,12 +203,12 @@ def _needed(question: Question) -> tuple[str, ...]:
 def _plan(world: Knowledge, steps: tuple[str, ...]) -> Verdict:
     """Reply with these searches; a wrong reply has one dropped, or a needless one added."""
 
-    def wrong(rng: Random) -> str:
-        place = rng.randrange(len(steps))
-        if len(steps) > 1 and rng.random() < 0.5:
+    def wrong(generator: Random) -> str:
+        place = generator.randrange(len(steps))
+        if len(steps) > 1 and generator.random() < 0.5:
             return _planned((*steps[:place], *steps[place + 1 :]))
         needed = set(map(normalize_answer, steps))
-        needless = rng.choice([query for query in sorted(world.facts) if query not in needed])
+        needless = generator.choice([query for query in sorted(world.facts) if query not in needed])
         return _planned((*steps[:place], needless, *steps[place:]))
 
     return _planned(steps), wrong
@@ -289,10 +289,10 @@ def _matched(world: Knowledge, items: Sequence[str], queries: Iterable[str]) -> 
     # An item such as "the mayor" means the search with this key, unless it names another entity.
     for whole in (True, False):
         for place, text in enumerate(texts):
-            query = next((q for q in unmatched if _means(world, text, q, whole=whole)), None)
-            if place not in matches and query is not None:
-                matches[place] = query
-                unmatched.remove(query)
+            meant = next((query for query in unmatched if _means(world, text, query, whole=whole)), None)
+            if place not in matches and meant is not None:
+                matches[place] = meant
+                unmatched.remove(meant)
     return matches
 
 
@@ -318,7 +318,7 @@ def _planned(steps: Sequence[str]) -> str:
 
 
 def _boolean(verdict: bool) -> Verdict:
-    return f"<answer>{verdict}</answer>", lambda rng: f"<answer>{not verdict}</answer>"
+    return f"<answer>{verdict}</answer>", lambda generator: f"<answer>{not verdict}</answer>"
 
 
 def _text(fields: Fields, label: str) -> str:
@@ -364,12 +364,14 @@ def process(world: Knowledge, fields: Fields) -> Verdict | None:
                 missing = next((query for query in facts if query not in noted and exact_match(text, [query])), None)
                 needless += missing is None
             case Note(text):
-                fact = next((q for q in facts if q not in noted and exact_match(text, [facts[q]])), None)
+                unnoted = [query for query in facts if query not in noted]
+                fact = next((query for query in unnoted if exact_match(text, [facts[query]])), None)
                 if fact is not None:
                     noted.add(fact)
                 else:
                     needless += 1 + (missing is not None)  # a failed search has to be repeated
-                    misstates = any(text.startswith(q) and not exact_match(text, [facts[q]]) for q in facts)
+                    about = [query for query in facts if text.startswith(query)]
+                    misstates = any(not exact_match(text, [facts[query]]) for query in about)
                     wrong += bool(text) and (missing is not None or misstates)
                 missing = None
             case Malformed():
@@ -388,7 +390,7 @@ def process(world: Knowledge, fields: Fields) -> Verdict | None:
         f"{len(noted)} of {len(facts)} needed facts noted, {wrong} wrong notes, {needless} needless steps.{ended} "
         f"{_verdict(score)}"
     )
-    return reply, lambda rng: _verdict(rng.random())
+    return reply, lambda generator: _verdict(generator.random())
 
 
 # By the labels of the request.
@@ -441,8 +443,8 @@ class DemoJudge:
                 right, wrong = verdict
                 # Decided by the request alone: the same one gives the same verdict in every process.
                 seed = str((sampling.seed or 0) + number)
-                rng = Random("\0".join(["demo judge", seed, *(message.content for message in prompt.messages)]))
-                text = wrong(rng) if rng.random() < self._error_rate else right
+                generator = Random("\0".join(["demo judge", seed, *(message.content for message in prompt.messages)]))
+                text = wrong(generator) if generator.random() < self._error_rate else right
             prompt_tokens = 0 if number else words
             completions.append(Completion(text, prompt_tokens=prompt_tokens, completion_tokens=len(text.split())))
         return tuple(completions)

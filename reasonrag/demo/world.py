@@ -125,14 +125,14 @@ class Part:
     facts: dict[str, dict[str, str]]
 
     @classmethod
-    def draw(cls, names_of: Callable[[Kind], tuple[str, ...]], rng: Random, *, sizes: dict[Kind, int]) -> Part:
+    def draw(cls, names_of: Callable[[Kind], tuple[str, ...]], generator: Random, *, sizes: dict[Kind, int]) -> Part:
         """Draw `sizes` entities of each type (or all if fewer names exist), with random facts among them."""
         # The order of the draws is part of the data: another order gives another world for every seed.
         chosen: dict[Kind, list[str]] = {}
         kinds: dict[str, Kind] = {}
         for kind in KINDS:
             pool = names_of(kind)
-            chosen[kind] = rng.sample(pool, min(sizes[kind], len(pool)))
+            chosen[kind] = generator.sample(pool, min(sizes[kind], len(pool)))
             kinds |= dict.fromkeys(chosen[kind], kind)
         facts: dict[str, dict[str, str]] = {}
         for name, kind in kinds.items():
@@ -140,7 +140,7 @@ class Part:
             for relation in relations_of(kind):
                 target = relation.target
                 values = target if isinstance(target, tuple) else chosen[target]
-                facts[name][relation.key] = rng.choice([value for value in values if value != name])
+                facts[name][relation.key] = generator.choice([value for value in values if value != name])
         return cls(kinds, facts)
 
     def named(self, kind: Kind) -> list[str]:
@@ -176,7 +176,7 @@ class World:
 
         No entity is named by questions of two splits.
         """
-        rng = Random(f"demo questions {self.seed} {split}")
+        generator = Random(f"demo questions {self.seed} {split}")
         entities = list(self.famous.facts)
         Random("demo famous entities").shuffle(entities)
         first, last = (round(share * len(entities)) for share in _FAMOUS_SHARE[split])
@@ -189,7 +189,7 @@ class World:
             if kind == "known":
                 question = one_hop(self.famous, *next(known), known=True)
             else:
-                question = ask(self.parts[split], kind, rng)
+                question = ask(self.parts[split], kind, generator)
             text = question.question
             if text not in drawn:  # one that comes twice is drawn again
                 question_id = f"{self._stem}-{split}-{len(drawn):06d}"
@@ -268,7 +268,7 @@ def one_hop(part: Part, name: str, relation: Relation, *, known: bool = False) -
     return _question("one_hop", relation.ask.format(x=name), hop.value, [hop], known=known)
 
 
-def ask(part: Part, kind: str, rng: Random) -> Question:
+def ask(part: Part, kind: str, generator: Random) -> Question:
     """Draw a question of one kind (`one_hop`, `bridge`, `three_hop`, `comparison`, `yes_no`), without an id.
 
     `metadata` holds `kind`, `hops` (searches needed), `path` (the searches in order, each with query and evidence) and
@@ -276,25 +276,25 @@ def ask(part: Part, kind: str, rng: Random) -> Question:
     """
     match kind:
         case "one_hop":
-            relation = rng.choice(RELATIONS)
-            return one_hop(part, rng.choice(part.named(relation.subject)), relation)
+            relation = generator.choice(RELATIONS)
+            return one_hop(part, generator.choice(part.named(relation.subject)), relation)
         case "bridge" | "three_hop":
-            return _chain(part, kind, rng)
+            return _chain(part, kind, generator)
         case "comparison" | "yes_no":
-            return _pair(part, kind, rng)
+            return _pair(part, kind, generator)
     raise ValueError(f"no such kind of question: {kind!r}")
 
 
-def _chain(part: Part, kind: str, rng: Random) -> Question:
+def _chain(part: Part, kind: str, generator: Random) -> Question:
     """Draw a question that follows two or three relations from a random entity and visits none twice."""
     length = 2 if kind == "bridge" else 3
     while True:
-        passed = [rng.choice(list(part.facts))]
+        passed = [generator.choice(list(part.facts))]
         phrase, hops = passed[0], list[Hop]()
         for place in range(length):
             is_last = place == length - 1
             relations = relations_of(part.kinds[passed[-1]])
-            relation = rng.choice([relation for relation in relations if is_last or relation.phrase])
+            relation = generator.choice([relation for relation in relations if is_last or relation.phrase])
             hops.append(part.hop(passed[-1], relation.key))
             if hops[-1].value in passed:
                 break
@@ -304,15 +304,15 @@ def _chain(part: Part, kind: str, rng: Random) -> Question:
             return _question(kind, phrase, passed[-1], hops)
 
 
-def _pair(part: Part, kind: str, rng: Random) -> Question:
+def _pair(part: Part, kind: str, generator: Random) -> Question:
     """Draw a question about two entities: which one comes later in ordered classes, or whether they share a class."""
     compares = kind == "comparison"
     with_classes = [relation for relation in RELATIONS if isinstance(relation.target, tuple)]
-    relation = rng.choice([relation for relation in with_classes if bool(relation.more) is compares])
-    same = not compares and rng.random() < 0.5
+    relation = generator.choice([relation for relation in with_classes if bool(relation.more) is compares])
+    same = not compares and generator.random() < 0.5
     while True:
         # Sampled again until the two values differ, or are equal, as the question needs it.
-        first_name, second_name = rng.sample(part.named(relation.subject), 2)
+        first_name, second_name = generator.sample(part.named(relation.subject), 2)
         first, second = part.hop(first_name, relation.key), part.hop(second_name, relation.key)
         if (first.value == second.value) is same:
             break
