@@ -237,7 +237,9 @@ class Engine:
         for request_seed in seeds:
             sampling = Sampling(1, shared.temperature, shared.top_p, shared.max_tokens, request_seed)
             requests.append(self.llm.complete(prompt, sampling))
-        return [completion for (completion,) in await gather_all(requests)]
+        # Without a task for the usual single request: it would cost a turn of the event loop a step.
+        replies = [await requests[0]] if self.candidates == 1 else await gather_all(requests)
+        return [completion for (completion,) in replies]
 
     async def run(
         self, trajectories: Sequence[Trajectory], *, seeds: Sequence[int], completed: Callable[[], object] | None = None
