@@ -127,8 +127,8 @@ class BatchPlan:
 
     def questions_of(self, batch: int) -> list[Question]:
         """Return this process's questions of a batch: each comes once per epoch, in an order that differs by epoch."""
-        drawn = self._drawn(batch)
-        return [self.questions[drawn[slot]] for slot in self.slots]
+        drawn_indices = self._drawn(batch)
+        return [self.questions[drawn_indices[slot]] for slot in self.slots]
 
     def replacements(self, batch: int, slots: Sequence[int], attempt: int) -> list[Question]:
         """Return other questions for slots whose groups were dropped; `attempt` counts from 1.
@@ -138,20 +138,20 @@ class BatchPlan:
         taken = set(self._drawn(batch))
         order = _order(len(self.questions), derive_seed(self.seed, "refill", batch))
         others = [index for index in order if index not in taken] or order
-        drawn = []
+        questions = []
         for slot in slots:
             passes, place = divmod((attempt - 1) * self.per_step + slot, len(others))
             # Each pass is shifted by one, or else a slot would meet the same few questions again.
-            drawn.append(self.questions[others[(place + passes) % len(others)]])
-        return drawn
+            questions.append(self.questions[others[(place + passes) % len(others)]])
+        return questions
 
     def _drawn(self, batch: int) -> list[int]:
         """Return the indices of the questions of a batch, over all processes."""
-        drawn = []
+        drawn_indices = []
         for position in range(batch * self.per_step, (batch + 1) * self.per_step):
             epoch, within = divmod(position, len(self.questions))
-            drawn.append(_order(len(self.questions), derive_seed(self.seed, "epoch", epoch))[within])
-        return drawn
+            drawn_indices.append(_order(len(self.questions), derive_seed(self.seed, "epoch", epoch))[within])
+        return drawn_indices
 
 
 @lru_cache(maxsize=4)
@@ -197,10 +197,10 @@ class Collector:
                 await self._replace_flat_groups(batch, number, step)
             was_complete = await self._complete(batch, step)
             is_settled = was_complete or not self.settings.sampling.dynamic
-        flat = [index for index, group in enumerate(batch.groups) if not has_variance(group.rewards)]
-        batch.flat = len(flat)
-        if flat and self.settings.sampling.dynamic:
-            _set_aside(batch, flat, step)
+        flat_groups = [index for index, group in enumerate(batch.groups) if not has_variance(group.rewards)]
+        batch.flat = len(flat_groups)
+        if flat_groups and self.settings.sampling.dynamic:
+            _set_aside(batch, flat_groups, step)
         batch.unscored = dict(Counter(s.score.cause for s in batch.samples if s.score.value is None))
         batch.seconds = time.monotonic() - started
         return batch
@@ -208,16 +208,17 @@ class Collector:
     async def _replace_flat_groups(self, batch: Batch, number: int, step: int) -> None:
         most = self.most_draws * len(self.plan.slots)
         while batch.dropped < most:
-            flat = [index for index, group in enumerate(batch.groups) if group.has_no_signal][: most - batch.dropped]
-            if not flat:
+            flat_groups = [index for index, group in enumerate(batch.groups) if group.has_no_signal]
+            del flat_groups[most - batch.dropped :]
+            if not flat_groups:
                 return
             batch.rounds += 1
-            slots = [self.plan.slots[index] for index in flat]
+            slots = [self.plan.slots[index] for index in flat_groups]
             questions = self.plan.replacements(number, slots, batch.rounds)
             groups = await self._groups(questions, slots, step, number, batch.rounds)
-            for index, group in zip(flat, groups, strict=True):
+            for index, group in zip(flat_groups, groups, strict=True):
                 batch.groups[index] = group
-            batch.dropped += len(flat)
+            batch.dropped += len(flat_groups)
 
     async def _groups(self, questions: Sequence[Question], slots: Sequence[int], step: int, *drawn: int) -> list[Group]:
         # The slot is part of the seed, as a question may come twice in a batch.
@@ -299,16 +300,16 @@ class Collector:
         )
 
 
-def _set_aside(batch: Batch, flat: Sequence[int], step: int) -> None:
+def _set_aside(batch: Batch, flat_groups: Sequence[int], step: int) -> None:
     """Remove the scores of the groups at the places `flat`; RunError: all groups have equal rewards for good."""
     if all(group.has_no_signal for group in batch.groups):
         raise RunError(
-            f"the rewards of each of {len(flat) + batch.dropped} groups of step {step + 1} are all equal, so there is "
-            "nothing to learn from: the policy solves all questions alike, or none. The state before that step is "
-            "kept; train on other questions, with a larger --group-size or another reward, or stop here"
+            f"the rewards of each of {len(flat_groups) + batch.dropped} groups of step {step + 1} are all equal, so "
+            "there is nothing to learn from: the policy solves all questions alike, or none. The state before that "
+            "step is kept; train on other questions, with a larger --group-size or another reward, or stop here"
         )
-    log.warning("batch is short: groups with equal rewards remain", step=step + 1, groups=len(flat))
-    for index in flat:
+    log.warning("batch is short: groups with equal rewards remain", step=step + 1, groups=len(flat_groups))
+    for index in flat_groups:
         group, samples = batch.groups[index], []
         for sample in group.samples:
             cause = FLAT if sample.score.value is not None else sample.score.cause

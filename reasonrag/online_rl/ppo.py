@@ -28,38 +28,40 @@ _MAX_GRAD_NORM = 1.0
 Split = Callable[[dict[str, Any]], Sequence[dict[str, Any]]]
 
 
-def token_advantages(rewards: Any, values: Any, own: Any, owners: Sequence[int], *, lam: float) -> Any:
+def token_advantages(rewards: Any, values: Any, own_tokens: Any, owners: Sequence[int], *, lam: float) -> Any:
     """Return `[R, T]` advantages of the tokens that the policy wrote, 0 at others.
 
     Args:
         rewards: `[R, T]`.
         values: `[R, T]`.
-        own: `[R, T]` whether the policy wrote the token, and it is trained on.
+        own_tokens: `[R, T]` whether the policy wrote the token, and it is trained on.
         owners: `[R]` the number of each row's trajectory; its rows, in order, are one sequence of tokens.
         lam: see `gae`.
     """
-    rewards, written, expected = rewards.cpu(), own.cpu(), values.cpu()
+    rewards, written, expected = rewards.cpu(), own_tokens.cpu(), values.cpu()
     advantages, rows_of = torch.zeros_like(expected), defaultdict(list)
     for row, owner in enumerate(owners):
         rows_of[owner].append(row)
     for rows in rows_of.values():
         mask, of_rows = written[rows], advantages[rows]
-        found = gae(rewards[rows][mask].tolist(), expected[rows][mask].tolist(), lam=lam)
-        of_rows[mask] = torch.tensor(found, dtype=of_rows.dtype)
+        of_sequence = gae(rewards[rows][mask].tolist(), expected[rows][mask].tolist(), lam=lam)
+        of_rows[mask] = torch.tensor(of_sequence, dtype=of_rows.dtype)
         advantages[rows] = of_rows
     return advantages.to(values.device)
 
 
-def mean(numbers: Any, own: Any, accelerator: Any) -> Any:
+def mean(numbers: Any, own_tokens: Any, accelerator: Any) -> Any:
     """Return the mean of `[R, T]` numbers over the tokens of all processes that are the policy's own."""
-    total, count = accelerator.reduce(torch.stack([(numbers * own).sum(), own.sum().float()]), reduction="sum")
+    total, count = accelerator.reduce(
+        torch.stack([(numbers * own_tokens).sum(), own_tokens.sum().float()]), reduction="sum"
+    )
     return total / count.clamp(min=1)
 
 
-def whitened(advantages: Any, own: Any, accelerator: Any) -> Any:
+def whitened(advantages: Any, own_tokens: Any, accelerator: Any) -> Any:
     """Return `[R, T]` advantages with mean 0 and deviation 1 over the same tokens; others are 0."""
-    centred = (advantages - mean(advantages, own, accelerator)) * own
-    return centred * (mean(centred**2, own, accelerator) + 1e-8).rsqrt()
+    centred = (advantages - mean(advantages, own_tokens, accelerator)) * own_tokens
+    return centred * (mean(centred**2, own_tokens, accelerator) + 1e-8).rsqrt()
 
 
 def value_loss(values: Any, before: Any, returns: Any, clip: float) -> Any:
@@ -92,13 +94,13 @@ class Critic:
 
     def values(self, parts: Sequence[dict[str, Any]], like: Any) -> Any:
         """Return values before each token of a batch, in the shape of `like` `[R, T]`; `parts` have a `number`."""
-        found = torch.zeros_like(like)
+        predicted = torch.zeros_like(like)
         self.model.eval()
         with torch.no_grad():
             for part in parts:
                 values = self._forward(part)
-                found[part["number"], : values.size(1)] = values
-        return found
+                predicted[part["number"], : values.size(1)] = values
+        return predicted
 
     def learn(self, batch: dict[str, Any], split: Split, *, step: int) -> dict[str, float]:
         """Take the optimizer steps of a batch on its `values` and `returns`, and return metrics.
@@ -117,8 +119,13 @@ class Critic:
             tokens = self.sum(rows["own"].sum()).clamp(min=1)
             done = torch.zeros((), device=self.accelerator.device)
             for part in split(rows):
-                own = part["own"]
-                error = value_loss(self._forward(part)[own], part["values"][own], part["returns"][own], _VALUE_CLIP)
+                own_tokens = part["own"]
+                error = value_loss(
+                    self._forward(part)[own_tokens],
+                    part["values"][own_tokens],
+                    part["returns"][own_tokens],
+                    _VALUE_CLIP,
+                )
                 loss = error.sum() / tokens
                 loss.backward()
                 done += loss.detach()
@@ -132,13 +139,13 @@ class Critic:
             self.optimizer.step()
             self.optimizer.zero_grad()
             losses.append(float(self.sum(done)))
-        own, returns, everywhere = batch["own"], batch["returns"], self.accelerator
-        errors = mean((returns - batch["values"]) ** 2, own, everywhere)
-        variance = mean((returns - mean(returns, own, everywhere)) ** 2, own, everywhere)
+        own_tokens, returns, everywhere = batch["own"], batch["returns"], self.accelerator
+        errors = mean((returns - batch["values"]) ** 2, own_tokens, everywhere)
+        variance = mean((returns - mean(returns, own_tokens, everywhere)) ** 2, own_tokens, everywhere)
         return {
             "critic/loss": sum(losses) / len(losses),
             "critic/grad_norm": sum(norms) / len(norms),
-            "critic/value": float(mean(batch["values"], own, everywhere)),
+            "critic/value": float(mean(batch["values"], own_tokens, everywhere)),
             "critic/explained_variance": float(1 - errors / (variance + 1e-8)),
         }
 

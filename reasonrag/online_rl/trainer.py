@@ -176,23 +176,25 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         by_token = self.settings.by_token
         if by_token:
             self.beta = self.args.beta  # here TRL scores the tokens with the reference model, too
-        out: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        tensors: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if by_token:
-            out["advantages"] = self._token_advantages(out)
+            tensors["advantages"] = self._token_advantages(tensors)
             self.beta = 0.0  # the penalty is in the rewards, and not in the loss
         elif self.settings.algorithm == "rloo":
             groups = self.batch.groups
-            own = [group_advantages(group.rewards, baseline="others", scale=False) for group in groups]
-            out["advantages"] = torch.tensor(own, device=out["advantages"].device).flatten()
+            of_groups = [group_advantages(group.rewards, baseline="others", scale=False) for group in groups]
+            tensors["advantages"] = torch.tensor(of_groups, device=tensors["advantages"].device).flatten()
         scored = torch.tensor(sum(row[REWARD] is not None for row in inputs), device=self.accelerator.device)
-        weighed = self.weigh(out, scored=int(self.accelerator.gather(scored).sum()))
-        self._write_rollouts(out["advantages"], weighed["advantages"], (out["completion_mask"] * out["tool_mask"]) > 0)
+        weighed = self.weigh(tensors, scored=int(self.accelerator.gather(scored).sum()))
+        self._write_rollouts(
+            tensors["advantages"], weighed["advantages"], (tensors["completion_mask"] * tensors["tool_mask"]) > 0
+        )
         return weighed
 
-    def _write_rollouts(self, of_trajectories: Any, of_rows: Any, own: Any) -> None:
-        """Log the rollouts with the advantages of the loss, `[N]` or `[R, T]`, `[R]` or `[R, T]`; `own`: `[R, T]`."""
+    def _write_rollouts(self, of_trajectories: Any, of_rows: Any, own_tokens: Any) -> None:
+        """Log the rollouts with the advantages of the loss: `[N]` and `[R]`, or all `[R, T]` as `own_tokens`."""
         if of_rows.dim() == 2:
-            of_rows = (of_rows * own).sum(1) / own.sum(1).clamp(min=1)
+            of_rows = (of_rows * own_tokens).sum(1) / own_tokens.sum(1).clamp(min=1)
         if of_trajectories.dim() == 2:  # of tokens: a trajectory has the mean of its rows
             counts = [len(sample.transcripts) for sample in self.batch.samples]
             of_trajectories = torch.stack([rows.mean() for rows in of_rows[: sum(counts)].split(counts)])
@@ -206,47 +208,47 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             format=self.rollouts.collector.engine.format,
         )
 
-    def _token_advantages(self, out: dict[str, Any]) -> Any:
+    def _token_advantages(self, tensors: dict[str, Any]) -> Any:
         """Return `[R, T]` whitened advantages of PPO, whose critic then learns from the batch, or of REINFORCE++.
 
         REINFORCE++ (arXiv:2501.03262) is the same without a critic: all values are 0, and lambda is 1.
         """
-        own = (out["completion_mask"] * out["tool_mask"]) > 0
+        own_tokens = (tensors["completion_mask"] * tensors["tool_mask"]) > 0
         rewards = pad_sequence([torch.tensor(row.extra) for row in self.rows], batch_first=True)
-        rewards = pad(rewards, (0, own.size(1) - rewards.size(1))).to(own.device)
+        rewards = pad(rewards, (0, own_tokens.size(1) - rewards.size(1))).to(own_tokens.device)
         metrics = {}
         if self.beta:
-            kl = (self._old_logps(out) - out["ref_per_token_logps"]) * own
+            kl = (self._old_logps(tensors) - tensors["ref_per_token_logps"]) * own_tokens
             rewards = rewards - self.beta * kl
-            metrics["kl"] = float(mean(kl, own, self.accelerator))
+            metrics["kl"] = float(mean(kl, own_tokens, self.accelerator))
         values, lam, critic = torch.zeros_like(rewards), 1.0, self.critic
-        batch = {name: out[name] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+        batch = {name: tensors[name] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
         if critic is not None:
-            batch["number"] = torch.arange(len(own), device=own.device)
+            batch["number"] = torch.arange(len(own_tokens), device=own_tokens.device)
             values, lam = critic.values(self._split(batch), rewards), self.settings.ppo.lam
         owners = [row.owners[0] for row in self.rows]
-        advantages = token_advantages(rewards, values, own, owners, lam=lam)
+        advantages = token_advantages(rewards, values, own_tokens, owners, lam=lam)
         if critic is not None:
-            batch |= {"own": own, "values": values, "returns": advantages + values}
+            batch |= {"own": own_tokens, "values": values, "returns": advantages + values}
             metrics |= critic.learn(batch, self._split, step=self.state.global_step)
             self.check_finite(metrics["critic/loss"], "the loss of the value model", self.state.global_step + 1)
         if self.scale_rewards != "none":
-            advantages = whitened(advantages, own, self.accelerator)
+            advantages = whitened(advantages, own_tokens, self.accelerator)
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
         return advantages
 
-    def _old_logps(self, out: dict[str, Any]) -> Any:
+    def _old_logps(self, tensors: dict[str, Any]) -> Any:
         """Return the `[R, T]` log-probabilities before this batch, which TRL computes if several steps use it."""
-        if (known := out.get("old_per_token_logps")) is not None:
+        if (known := tensors.get("old_per_token_logps")) is not None:
             return known
-        ids = torch.cat([out["prompt_ids"], out["completion_ids"]], dim=1)
-        mask = torch.cat([out["prompt_mask"], out["completion_mask"]], dim=1)
-        length, size = out["completion_ids"].size(1), self.args.per_device_train_batch_size
+        ids = torch.cat([tensors["prompt_ids"], tensors["completion_ids"]], dim=1)
+        mask = torch.cat([tensors["prompt_mask"], tensors["completion_mask"]], dim=1)
+        length, size = tensors["completion_ids"].size(1), self.args.per_device_train_batch_size
         with torch.no_grad():
             return self._get_per_token_logps_and_entropies(self.model, ids, mask, length, size)[0]
 
-    def weigh(self, out: dict[str, Any], *, scored: int) -> dict[str, Any]:
+    def weigh(self, tensors: dict[str, Any], *, scored: int) -> dict[str, Any]:
         """Return TRL's batch with an advantage for each of its `[R]` rows, and with weights of tokens as its mask.
 
         The rows of a trajectory share its weight of 1, so a trajectory with more steps does not count more. The loss
@@ -254,11 +256,11 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         its tokens the same weight, `dr_grpo` divides by a constant.
 
         Args:
-            out: its `advantages` are `[N]`, one per trajectory of this process, or `[R, T]`, one per token.
+            tensors: its `advantages` are `[N]`, one per trajectory of this process, or `[R, T]`, one per token.
             scored: trajectories with a reward, on all processes.
         """
-        gather, advantages = self.accelerator.gather, out["advantages"]
-        tokens = (out["completion_mask"] * out["tool_mask"]).sum(1)
+        gather, advantages = self.accelerator.gather, tensors["advantages"]
+        tokens = (tensors["completion_mask"] * tensors["tool_mask"]).sum(1)
         weights = torch.tensor([row.weight for row in self.rows], device=advantages.device)
         total = gather((weights * tokens).sum()).sum()
         if self.averaging == "grpo":
@@ -272,12 +274,12 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if advantages.dim() == 1:
             advantages = torch.stack([advantages[list(row.owners)].mean() for row in self.rows])
             if any(row.extra for row in self.rows):  # TRL takes an advantage for each token, too
-                advantages = advantages[:, None].repeat(1, out["completion_mask"].size(1))
+                advantages = advantages[:, None].repeat(1, tensors["completion_mask"].size(1))
                 for number, row in enumerate(self.rows):
                     advantages[number, : len(row.extra)] += torch.tensor(row.extra, device=advantages.device)
-        return out | {
+        return tensors | {
             "advantages": advantages,
-            "tool_mask": out["tool_mask"] * (weights / lightest)[:, None],
+            "tool_mask": tensors["tool_mask"] * (weights / lightest)[:, None],
             "num_items_in_batch": total / lightest,
         }
 
