@@ -137,7 +137,8 @@ class Session:
     def __init__(self, engine: Engine, reward: Reward, choose: Callable[[Reset], Question]) -> None:
         self._engine, self._reward, self._choose = engine, reward, choose
         self._episode: asyncio.Task[None] | None = None
-        self._one_prompt = asyncio.Lock()  # a reward may ask several questions at once
+        # A reward may ask the policy several questions at once; the client gets one prompt after another.
+        self._one_prompt = asyncio.Lock()
         self._begin(None, "")
 
     def _begin(self, episode_id: str | None, question_id: str) -> None:
@@ -167,6 +168,7 @@ class Session:
         return await self._replies.get()
 
     async def _reset(self, reset: Reset) -> None:
+        # An unknown question leaves the episode as it was.
         question = self._choose(reset)
         await self.drop()
         self._begin(reset.episode_id, question.id)
@@ -178,6 +180,7 @@ class Session:
             raise Refusal(409, "no prompt is open: begin an episode with reset")
         (prompt, waiting), self._open = self._open, None
         completion = completed(action, prompt)
+        # The next prompt begins with this text; what follows it was inserted by the engine.
         self._written = prompt.prefix + completion.text
         self._state["step_count"] += 1
         waiting.set_result(completion)
@@ -209,8 +212,9 @@ class Session:
             (trajectory,) = await self._engine.run([Trajectory(question)], seeds=[reset.seed or 0])
             self._scoring = True
             (score,) = await self._reward.score([trajectory], step=reset.step)
-        except ReasonRAGError as error:
+        except ReasonRAGError as error:  # its message is written for people
             self._replies.put_nowait(_failure(str(error)))
+        # The message of any other error may quote the question or a passage: the client gets its type alone.
         except Exception as error:
             log.warning("an episode failed", error=excerpt(f"{type(error).__name__}: {error}"))
             self._replies.put_nowait(_failure(f"internal error ({type(error).__name__})"))
@@ -240,6 +244,7 @@ def completed(action: Action, prompt: Prompt) -> Completion:
     """Return the policy's text as a backend returns it: up to and including the stop string that ended it."""
     written = valid_unicode(action.text)
     text = cut_at_stop(written, prompt.stop)
+    # The ids of a text that was cut or lengthened would not spell it any more.
     ids = tuple(action.token_ids) if action.token_ids is not None and text in (None, written) else None
     if text is None and action.finish_reason == "length":
         return Completion(written, FinishReason.LENGTH, ids)
@@ -288,7 +293,7 @@ class EnvironmentApp(App):
         """Serve one client until it leaves, closes, or is silent for too long."""
         if scope["path"] != "/ws":
             raise Refusal(404, "sessions are at /ws")
-        await receive()
+        await receive()  # the request to connect
         await send({"type": "websocket.accept"})
         session = Session(self._engine, self._reward, self._choose)
         self._sessions += 1
@@ -311,6 +316,7 @@ class EnvironmentApp(App):
         finally:
             self._sessions -= 1
             await session.drop()
+        # The reason for an end on our side, before the connection is closed.
         if answer is not None:
             await _send(send, answer)
         await send({"type": "websocket.close"})
@@ -321,6 +327,7 @@ class EnvironmentApp(App):
             question_id = reset.question_id or reset.question
             return Question(question_id, reset.question, tuple(reset.golden_answers), reset.dataset or "")
         if reset.question_id is None and reset.question is None:
+            # Without a seed the questions come in turn; a seed draws the same question on every server.
             turn, self._turn = self._turn, self._turn + (reset.seed is None)
             return self._questions[(turn if reset.seed is None else derive_seed(reset.seed)) % len(self._questions)]
         key: object = reset.question if reset.question_id is None else (reset.dataset, reset.question_id)

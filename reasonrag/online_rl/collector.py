@@ -122,6 +122,7 @@ class BatchPlan:
     @property
     def slots(self) -> range:
         """The slots of a batch that belong to this process."""
+        # `accumulation` has checked that the processes divide a batch.
         share = self.per_step // self.processes
         return range(self.process * share, (self.process + 1) * share)
 
@@ -149,6 +150,7 @@ class BatchPlan:
         """Return the indices of the questions of a batch, over all processes."""
         drawn_indices = []
         for position in range(batch * self.per_step, (batch + 1) * self.per_step):
+            # A batch may reach over the end of an epoch, and a data set may be smaller than a batch.
             epoch, within = divmod(position, len(self.questions))
             drawn_indices.append(_order(len(self.questions), derive_seed(self.seed, "epoch", epoch))[within])
         return drawn_indices
@@ -198,6 +200,7 @@ class Collector:
             was_complete = await self._complete(batch, step)
             is_settled = was_complete or not self.settings.sampling.dynamic
         flat_groups = [index for index, group in enumerate(batch.groups) if not has_variance(group.rewards)]
+        # Without dynamic sampling such groups stay: their advantages are 0, as in GRPO.
         batch.flat = len(flat_groups)
         if flat_groups and self.settings.sampling.dynamic:
             _set_aside(batch, flat_groups, step)
@@ -209,9 +212,10 @@ class Collector:
         most = self.most_draws * len(self.plan.slots)
         while batch.dropped < most:
             flat_groups = [index for index, group in enumerate(batch.groups) if group.has_no_signal]
-            del flat_groups[most - batch.dropped :]
+            del flat_groups[most - batch.dropped :]  # no more draws than the guard allows
             if not flat_groups:
                 return
+            # The number of the round is part of the seed: one question drawn again gets other attempts.
             batch.rounds += 1
             slots = [self.plan.slots[index] for index in flat_groups]
             questions = self.plan.replacements(number, slots, batch.rounds)
@@ -279,6 +283,7 @@ class Collector:
                 f"more than outage.max_unscored {most:g} allows; shorten prompts, passages "
                 "(retrieval.max_passage_chars, top_k) or turns, or use a model with a larger context"
             )
+        # Below the share that is allowed, the trajectories without a reward are left out of the step.
         for attempt in range(self.retries + 1):
             missing = Counter(sample.score.cause for sample in batch.samples if sample.awaits_reward)
             if missing.total() <= allowed:
@@ -326,6 +331,7 @@ async def roll_out(engine: Engine, question: Question, seed: int) -> tuple[Traje
     try:
         (trajectory,) = await engine.run([Trajectory(question)], seeds=[seed])
     except (LLMError, RetrievalError) as error:
+        # Only this trajectory is at fault: it is too long, or the server refuses its text.
         if error.cause not in ("context_overflow", "refused"):
             raise
         log.warning("trajectory set aside", question=question.id, cause=error.cause)
@@ -335,6 +341,7 @@ async def roll_out(engine: Engine, question: Question, seed: int) -> tuple[Traje
 
 def collapse(history: Sequence[Mapping[str, Any]], settings: GuardSettings) -> str:
     """Return why training has to stop, by the metrics that transformers has logged so far; "" if it has not to."""
+    # Entries of validations have other names, so the n-th value is that of the n-th batch.
     form, length = _windows(history, "rollout/format_rate"), _windows(history, "rollout/tokens")
     if form and settings.format_rate_drop and form[-1] < max(form) - settings.format_rate_drop:
         return f"well-formed trajectories fell from {max(form):.2f} to {form[-1]:.2f}"
@@ -368,6 +375,7 @@ class Validation:
         """
 
         async def attempt(question: Question) -> Trajectory | None:
+            # The same at every step, so that two policies differ by their weights alone.
             seed = derive_seed(self.seed, "validation", question.dataset, question.id)
             trajectory, _ = await roll_out(self.engine, question, seed)
             return trajectory
@@ -391,6 +399,7 @@ class Validation:
     def state(self) -> dict[str, Any]:
         """Return the best so far, and a hash of the conditions under which a later value can be compared with it."""
         corpus, temperature = self.engine.retriever.fingerprint, self.engine.sampling.temperature
+        # Another metric, question, corpus or temperature gives values that say nothing about the earlier ones.
         compared = short_hash([self.metric, questions_fingerprint(self.questions), corpus, temperature])
         return {"best": self.best, "best_step": self.best_step, "compared": compared}
 
@@ -405,7 +414,7 @@ class Validation:
 
 def validation_engine(engine: Engine, retriever: Retriever, *, temperature: float) -> Engine:
     """Return an engine with the same policy and another retriever, sampling as in evaluation."""
-    held_out_engine = copy.copy(engine)
+    held_out_engine = copy.copy(engine)  # shares the LLM, and so the weights that are trained
     held_out_engine.retriever = retriever
     held_out_engine.sampling = Sampling(temperature=temperature, max_tokens=engine.sampling.max_tokens)
     return held_out_engine

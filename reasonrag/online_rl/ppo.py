@@ -38,6 +38,7 @@ def token_advantages(rewards: Any, values: Any, own_tokens: Any, owners: Sequenc
         owners: `[R]` the number of each row's trajectory; its rows, in order, are one sequence of tokens.
         lam: see `gae`.
     """
+    # `gae` is a loop over tokens, which is slow on a GPU.
     rewards, written, expected = rewards.cpu(), own_tokens.cpu(), values.cpu()
     advantages, rows_of = torch.zeros_like(expected), defaultdict(list)
     for row, owner in enumerate(owners):
@@ -82,6 +83,7 @@ class Critic:
     """
 
     def __init__(self, model: Any, settings: RLSettings, accelerator: Any) -> None:
+        # `base_model` is the network without its language head.
         backbone = (model.get_base_model() if is_peft_model(model) else model).base_model
         head = nn.Linear(backbone.config.get_text_config().hidden_size, 1)
         nn.init.zeros_(head.weight)  # a value of 0 before anything is known, and no seed
@@ -129,6 +131,7 @@ class Critic:
                 loss = error.sum() / tokens
                 loss.backward()
                 done += loss.detach()
+            # Not wrapped in DDP: its reducer expects one backward for each forward pass on every process.
             for weight in self.weights.values():
                 if self.accelerator.num_processes > 1:
                     weight.grad = self.sum(torch.zeros_like(weight) if weight.grad is None else weight.grad)
@@ -154,6 +157,7 @@ class Critic:
 
     def save(self, folder: Path) -> None:
         """Write the trained weights and the state of their optimizer."""
+        # AdamW's state is a few tensors for each weight: safetensors holds them without a pickle.
         tensors = {}
         for name, weight in self.weights.items():
             tensors[name] = weight.data
@@ -176,5 +180,6 @@ class Critic:
         mask = torch.cat([part["prompt_mask"], part["completion_mask"]], dim=1)
         with self.accelerator.autocast():
             hidden = self.model["backbone"](input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            # The state before a token predicts what comes from this token on: shifted by one, as logits are.
             states = hidden[:, part["prompt_ids"].size(1) - 1 : -1]
             return self.model["head"](states.to(self.model["head"].weight.dtype))[..., 0].float()

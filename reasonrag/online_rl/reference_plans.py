@@ -89,6 +89,7 @@ async def make_plans(
         stopped=lambda: bool(interrupted),
         stall_s=stall_s,
     )
+    # `work_through` ends quietly when the journal is drained, and some plans would be missing.
     if interrupted:
         raise interrupted[0]
     return [rows[place] for place in sorted(rows)]
@@ -101,6 +102,7 @@ async def _plan(
     failures: list[BackendError] = []
 
     async def attempt(sample: int) -> Trajectory | None:
+        # One seed for each attempt, whatever the order in which questions end.
         seeds = [derive_seed(seed, "plan", question.dataset, question.id, sample)]
         try:
             (trajectory,) = await engine.run([Trajectory(question)], seeds=seeds)
@@ -111,7 +113,7 @@ async def _plan(
 
     attempts = await gather_all(map(attempt, range(settings.candidates)))
     trajectories = [trajectory for trajectory in attempts if trajectory is not None]
-    if not trajectories:
+    if not trajectories:  # nothing is known about the question: it failed, and is tried again next time
         raise failures[0]
     correct = [attempt for attempt in trajectories if exact_match(attempt.answer, question.golden_answers)]
     # A trajectory from memory has no step that could be asked of a policy.

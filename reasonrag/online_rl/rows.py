@@ -67,6 +67,7 @@ def transcripts(trajectory: Trajectory, chat: ChatTemplate) -> tuple[Transcript,
     open_turn: tuple[Span, ...] = ()  # up to the end of the last step
     for step in trajectory.steps:
         turn = step.prompt.turn
+        # The prompt extends the last one if the chat is the same, and its turn begins with all that was written.
         if runs and step.prompt.messages == runs[-1][0].prompt.messages and turn[: len(open_turn)] == open_turn:
             runs[-1].append(step)
         else:
@@ -207,6 +208,7 @@ def gae(rewards: Sequence[float], values: Sequence[float], *, lam: float = 1.0) 
     """
     advantages: list[float] = []
     next_value = next_advantage = 0.0
+    # From the last token backwards; after it V and A are 0.
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
         # A_t = delta_t + lambda * A_(t+1), with delta_t = r_t + V_(t+1) - V_t.
         next_advantage = reward + next_value - value + lam * next_advantage
@@ -299,6 +301,7 @@ def owners(group: Group, sample: Sample, row: Transcript, credit: Credit) -> lis
     words = _words(sample, row.steps)
     if credit == "trajectory" or words is None:
         return [sample.index]
+    # Word for word: equal texts can have different tokens, and are the same decision.
     same = [other for other in group.samples if other.score.value is not None and _words(other, row.steps) == words]
     return [other.index for other in same] or [sample.index]
 
@@ -347,6 +350,7 @@ def token_rewards(sample: Sample, trained: Sequence[bool]) -> list[tuple[float, 
     steps = [reward or 0.0 for reward in sample.score.steps]
     rewards: list[tuple[float, ...]] = [()] * len(trained)
     outcome = sample.score.value
+    # Backwards: the outcome belongs to the last row that is trained on, and to no other.
     for number in reversed(range(len(trained))):
         if not trained[number]:
             continue

@@ -216,11 +216,13 @@ class RLSettings(TrainSettings):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> RLSettings:
+        # A run resumes with a new batch, so a checkpoint belongs between two batches.
         if self.save_steps % self.rollout.minibatches:
             raise ValueError(
                 f"save_steps {self.save_steps} would save in the middle of a batch of rollouts, which serves "
                 f"{self.rollout.minibatches} steps; take a multiple"
             )
+        # The ratio of the two probabilities would be that of two different distributions.
         if self.rollout.top_p < 1 and self.importance != "off":
             raise ValueError("rollout.top_p below 1 changes the sampling distribution; set importance to off")
         if self.rollout.group_size == 1 and (not self.by_token or self.sampling.dynamic):
@@ -292,6 +294,7 @@ def rl_presets() -> dict[str, Tree]:
     presets: dict[str, Tree] = {}
     for name, changes in read_yaml(Path(__file__).with_name("presets.yaml")).items():
         tree: Tree = {}
+        # Section by section, so that a preset names only what differs from its base.
         merge(tree, presets.get(changes.pop("base", ""), {}))
         merge(tree, changes)
         presets[name] = tree
@@ -310,6 +313,7 @@ def load_rl_settings(
     model = str(explicit.get("model") or "")
     tree = carried_settings(ModelAddress.of_model(model))
     tokens = tree.pop("policy", {}).get("max_tokens")
+    # The policy was trained to answer within this limit; here it is a setting of the rollouts.
     if tokens:
         tree["rollout"] = {"max_tokens": tokens}
     merge(tree, explicit)

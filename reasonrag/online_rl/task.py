@@ -104,6 +104,7 @@ def open_task(settings: RLSettings) -> Task:
     content["corpus"] = retriever.fingerprint
     content["prompts"] = format.fingerprint
     named = named_path(settings.data)
+    # TRL draws a row for each question of a batch, and each batch serves several steps.
     batches = -(-settings.max_steps // settings.rollout.minibatches)
     return Task(
         questions=questions,
@@ -154,6 +155,7 @@ def judge_name(judge: JudgeConfig) -> str:
     'demo-judge:0:0'
     """
     address = judge.llm.address
+    # A server may move: its address is not part of what the verdicts depend on.
     if address.is_server:
         return public_name(judge.model or "")
     if address.loads_weights:
@@ -257,6 +259,7 @@ def _held_out(settings: RLSettings, config: Config, training: Sequence[Question]
         return []
     source = {"dataset": data, "split": "dev" if has_dev else None, "limit": None}
     candidates = open_questions(_of_questions(config, **source))
+    # By text: the same question may have another id in another data set.
     trained_on = {question.question for question in training}
     held_out = [question for question in candidates if question.question not in trained_on]
     if not held_out:

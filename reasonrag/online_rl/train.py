@@ -57,6 +57,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
     with RolloutLoop(task.config.stall_s) as loop, run:
         loop.parts.push_async_callback(task.aclose)
         run.log(task.describe())
+        # Rows are numbers for TRL's sampler: the collector chooses the questions by the step.
         numbered_rows = run.open(task.data)
         if numbered_rows is None:  # the folder holds the finished run
             return run
@@ -219,6 +220,7 @@ def _make_plans(
             f"{path} is gone, with the plans of the {step} steps so far; restore it, or start a new training run"
         )
     run.log("reference plans: none are given, so the policy attempts every question first")
+    # The journal makes the policy's attempts resumable; rollouts of training pass through none.
     engine = trainer.rollouts.collector.engine
     plans = gather_object(trainer.run_everywhere(lambda: _plans_of_process(run, task, engine, judge), step=step))
     if run.is_first:
@@ -277,6 +279,7 @@ def _reject_sharded_weights(arguments: Any, reason: str) -> None:
 def save_best_policy(trainer: Any, out: Path, task: Task) -> None:
     """Save the current policy in `best`, which is replaced only once the new one is complete."""
     new, old = out / f".{BEST}.tmp", out / f".{BEST}.old"
+    # All processes take part in saving sharded weights; the first one writes and renames.
     first = trainer.accelerator.is_main_process
     if first:
         shutil.rmtree(new, ignore_errors=True)

@@ -214,10 +214,12 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         REINFORCE++ (arXiv:2501.03262) is the same without a critic: all values are 0, and lambda is 1.
         """
         own_tokens = (tensors["completion_mask"] * tensors["tool_mask"]) > 0
+        # `[R, T]`: rewards of steps and outcome, at the tokens that earned them.
         rewards = pad_sequence([torch.tensor(row.extra) for row in self.rows], batch_first=True)
         rewards = pad(rewards, (0, own_tokens.size(1) - rewards.size(1))).to(own_tokens.device)
         metrics = {}
         if self.beta:
+            # The estimator k1, log p - log p_ref, as verl puts it into the rewards.
             kl = (self._old_logps(tensors) - tensors["ref_per_token_logps"]) * own_tokens
             rewards = rewards - self.beta * kl
             metrics["kl"] = float(mean(kl, own_tokens, self.accelerator))
@@ -260,6 +262,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             scored: trajectories with a reward, on all processes.
         """
         gather, advantages = self.accelerator.gather, tensors["advantages"]
+        # Trained tokens of each row `[R]`: the completion less what was inserted.
         tokens = (tensors["completion_mask"] * tensors["tool_mask"]).sum(1)
         weights = torch.tensor([row.weight for row in self.rows], device=advantages.device)
         total = gather((weights * tokens).sum()).sum()
@@ -287,6 +290,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any = None, **more: Any
     ) -> Any:
         """Score what the policy wrote. Passages between its steps are most of a row, and no part of the loss."""
+        # TRL scores `logits_to_keep` last columns; `written` is padded to the width of the whole row.
         before = input_ids.size(1) - logits_to_keep
         written = pad(self.written > 0, (before, logits_to_keep - self.written.size(1))).to(input_ids.device)
         batches = iter(written.split(batch_size or len(input_ids)))
@@ -311,6 +315,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         metrics = self._metrics["train" if self.model.training else "eval"]
         before = {name: len(values) for name, values in metrics.items()}
         done = 0.0
+        # The trainer itself calls backward for the last part, which also brings the gradients to other processes.
         for part in parts[:-1]:
             self.written = part["tool_mask"]
             with self._without_sync(model):
@@ -324,6 +329,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         weights = self.accelerator.reduce(weights).cpu()
         for name, values in metrics.items():
             of_parts = values[before.get(name, 0) :]
+            # TRL has appended one mean for each part: one for the whole batch takes their place.
             if len(of_parts) == len(parts) > 1:  # means over tokens of a part
                 values[-len(parts) :] = [float((weights * torch.tensor(of_parts)).sum() / weights.sum().clamp(min=1))]
         return loss
@@ -479,7 +485,7 @@ def _parts(inputs: dict[str, Any], sizes: Sequence[int]) -> Iterator[dict[str, A
             if isinstance(value, torch.Tensor) and value.ndim:
                 value = value[chosen]
                 if name in ("prompt_ids", "prompt_mask"):
-                    value = value[:, -int(read[chosen].max()) :]
+                    value = value[:, -int(read[chosen].max()) :]  # prompts are padded on the left
                 elif value.ndim == 2 and value.size(1) == length:
                     value = value[:, : max(int(written[chosen].max()), 1)]
             part[name] = value

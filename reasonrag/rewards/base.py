@@ -148,6 +148,7 @@ def trajectory_text(trajectory: Trajectory) -> str:
     if not trajectory.steps:
         return ""
     last = trajectory.steps[-1]
+    # A growing turn holds everything before it.
     if last.prompt.prefix or len(trajectory.steps) == 1:
         return last.prompt.prefix + last.completion.text
     texts = []
@@ -199,6 +200,7 @@ class BatchReward:
             Interrupted: the run is shutting down, and a new call would be needed.
             InputError: no trajectory can be scored, for example without a prompt text or with a full disk.
         """
+        # `[B]` in the order of the trajectories, as their scores.
         batch = []
         for trajectory in trajectories:
             reading = self.format.read(trajectory)
@@ -245,7 +247,7 @@ def cause_of(error: Exception) -> str:
     """
     if isinstance(error, (Interrupted, InputError)):
         raise error
-    if isinstance(error, BackendError):
+    if isinstance(error, BackendError):  # a judge, policy or encoder that fails
         return error.cause
     log.warning("a reward failed", error=excerpt(f"{type(error).__name__}: {error}"))
     return f"bug:{type(error).__name__}"
@@ -339,6 +341,7 @@ def trl_columns(function: Callable[..., Any], name: str) -> tuple[str, ...] | No
                 f"reward {name} requires {parameter.name}, which reasonrag cannot give it; a reward function is "
                 f"called with these keyword arguments: {', '.join(COLUMNS)}"
             )
+    # A function gets only the columns that it names, unless it takes any.
     return tuple(column for column in COLUMNS if takes_any or column in names)
 
 

@@ -98,6 +98,7 @@ async def detect(
         Interrupted: the run is draining.
     """
     counts = Counter() if counts is None else counts
+    # Equal steps of a group's attempts are judged once.
     to_judge: dict[Block, None] = {}  # an ordered set
     for reading in readings:
         for block in reading.blocks:
@@ -156,6 +157,7 @@ class _Detection:
             return not await step_holds(self.judge, step.reasoning, step.conclusion)
         if step.query not in self.answers:
             self.counts["regenerated"] += 1
+            # A task, so that another step with the same query waits for the same answer.
             self.answers[step.query] = asyncio.create_task(self._answer(step.query))
         answer = await self.answers[step.query]
         # A policy with nothing to say does not know the answer: the search was needed.
@@ -202,6 +204,7 @@ class HiPRAGReward(BatchReward):
             under_search=settings.under_search,
             counts=self.counts,
         )
+        # By identity: two equal trajectories have components of their own.
         flags_of = {id(read): steps for read, steps in zip(judged, flags, strict=True)}
         return [self._scored(read, flags_of.get(id(read))) for read in batch]
 
@@ -215,6 +218,7 @@ class HiPRAGReward(BatchReward):
         read.parts.update(answer=answer, format=float(well_formed), bonus=bonus)
         read.parts.update(steps=float(steps), searches=float(searches), own_steps=float(steps - searches))
         read.parts.update(_counted(flags))
+        # An unreadable verdict is the judge's word on this step; an outage decides nothing, and may end.
         failures = [flag.cause for flag in flags or () if flag.cause not in ("", "silent", "unreadable")]
         if failures and optimal is None:
             read.parts["bonus"] = None

@@ -192,6 +192,7 @@ def parse_score(reply: str) -> float | None:
     >>> parse_score("So the score is 0.7."), parse_score("founded in 2024"), parse_score("The score is -5")
     (0.7, None, None)
     """
+    # A verdict ("score is") beats a mention ("score: 1 for style"), and the last one beats those before it.
     anchored = list(_ANCHORED.finditer(reply))
     verdicts = [match for match in anchored if match["verdict"]]
     match = (verdicts or anchored)[-1] if anchored else _BARE.fullmatch(reply.strip())
@@ -352,6 +353,7 @@ def read_boolean(reply: str) -> bool | None:
     """
     verdict_text = _after_thinking(reply)
     words = [_bare_word(body) for _, body in tags(verdict_text, ("answer",))]
+    # What stands between the last two answers shows whether they are a choice.
     between = verdict_text.rpartition("<answer>")[0].rpartition("</answer>")[2]
     if len(set(words[-2:])) == 2 and between.strip(" \n,/|").lower() in ("", "or", "and"):
         return None
@@ -388,6 +390,7 @@ def read_path(reply: str, *, reference_steps: int = MAX_STEPS) -> PathScores | N
             return None
         scores[field.name] = value
     path = PathScores(**scores)
+    # More steps done than planned, or than the reference has: the judge has miscounted.
     if path.effective_steps_self > path.model_plan_steps or path.effective_steps_ref > reference_steps:
         return None
     return path
@@ -426,7 +429,7 @@ def last_json_object(reply: str) -> dict[str, Any] | None:
     """
     decoder = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_refuse_constant)
     last: dict[str, Any] | None = None
-    failures = 0
+    failures = 0  # braces that begin no JSON, such as those of a formula
     opening = _OBJECT.search(reply)
     while opening:
         try:

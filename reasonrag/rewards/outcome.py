@@ -100,7 +100,7 @@ class OutcomeReward(BatchReward):
         if settings.search_confidence and self.opening and self.decode:
             confidence = parts["confidence"] = search_confidence(read.trajectory, self.opening, self.decode)
             if confidence is not None and confidence < settings.search_confidence:
-                answer = 0.0
+                answer = 0.0  # the form keeps what it earns
         answered, well_formed = read.trajectory.answer is not None, read.reading.well_formed
         parts.update(answer=answer, format=float(well_formed), answered=float(answered))
         weights = {"format_weight": settings.format_weight, "answer_present": settings.answer_present}
@@ -121,6 +121,7 @@ class SPREReward(BatchReward):
         self.alpha = settings.spre.alpha
 
     async def _value(self, read: Read, step: int) -> float:
+        # No answer has F1 0, so such a trajectory earns 0.
         path = read.parts["path"] = self.alpha ** len(read.trajectory.steps)
         return (read.parts["f1"] or 0.0) * path
 
@@ -144,6 +145,7 @@ class PRMReward(BatchReward):
         steps = read.trajectory.steps
         values = await self.scorer.score([(one.prompt, one.completion) for one in steps if one.completion.text])
         read.parts["process"] = values[-1] if values else None
+        # V_0 = 0, so the increases sum to the value of the last step.
         increases = (self.settings.weight * (value - before) for before, value in pairwise([0.0, *values]))
         rewards = tuple(next(increases) if one.completion.text else None for one in steps)
         return Score(read.parts["f1"], read.parts, steps=rewards)

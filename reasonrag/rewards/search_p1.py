@@ -157,7 +157,7 @@ class SearchP1Reward(BatchReward):
             responded=any(block.context for block in read.reading.blocks),
             strictness=settings.format,
         )
-        if form is None:
+        if form is None:  # invalid: no call is paid for
             return 0.0
         plan = _NO_PLAN
         if settings.reference_track:
@@ -170,6 +170,7 @@ class SearchP1Reward(BatchReward):
             scores = await path_scores(self.judge, question, plan, trajectory_text(read.trajectory))
             for part, field in _EVALUATOR_PARTS.items():
                 parts[part] = float(getattr(scores, field))
+        # Eq. 6 and 7 of the evaluator's counts.
         score = {part: parts[part] or 0.0 for part in _EVALUATOR_PARTS}  # without a call they are not needed
         if settings.self_track:
             parts["s_self"] = self_consistency(score["planner"], int(score["n_self"]), int(score["n_plan"]), actions)

@@ -61,6 +61,7 @@ def cosine_similarity(vector: Sequence[float], other: Sequence[float]) -> float:
     length = math.hypot(*vector) * math.hypot(*other)
     if not length:
         return 0.0
+    # fsum: the sum does not depend on the order of the words in a vector.
     cosine = math.fsum(x * y for x, y in zip(vector, other, strict=True)) / length
     # Rounding can exceed 1; NaN stays NaN.
     return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
@@ -223,6 +224,7 @@ class WhenToSearchReward(BatchReward):
 
     def observe(self, scores: Sequence[Score], *, step: int) -> None:
         """Take the mean RC of a training step into account."""
+        # Trajectories that failed have no components, and count in no mean.
         known = [rc for score in scores if (rc := score.parts.get("rc")) is not None]
         if known:
             self._retrievals.add(math.fsum(known) / len(known), step)
@@ -255,6 +257,7 @@ class WhenToSearchReward(BatchReward):
             concise = is_concise(sent[0])
             read.parts["concise"] = float(concise)
         elif sent:
+            # All queries in one call: only vectors of the same call can be compared.
             avg_sim = average_similarity(await self._encoder.encode(sent))
             read.parts["avg_sim"] = avg_sim
         return search_reward(concise, len(sent), avg_sim)
