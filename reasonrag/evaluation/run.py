@@ -485,7 +485,8 @@ def check_names(names: Iterable[str]) -> None:
                 f"policy name {name!r} cannot be a folder; use up to 64 letters, digits, `.`, `_` and `-`, and none of "
                 f"{', '.join(sorted(_RESERVED))}"
             )
-        if (other := seen.setdefault(name.lower(), name)) != name:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
             raise ConfigError(f"policies {other!r} and {name!r} would share a folder on some systems; rename one")
     if not seen:
         raise ConfigError("no policy to evaluate; name at least one with --policy")

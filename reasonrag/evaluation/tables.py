@@ -6,6 +6,7 @@ shown on one line, without markup. No text of a model is shown.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -171,26 +172,15 @@ def _shares(attempts: Mapping[str, int]) -> Iterator[str]:
 
 
 def _policies_table(metrics: Metrics) -> Table:
-    """Return a column per policy: its prompt settings, and its calls by kind."""
+    """Return a column per policy: its prompt settings, and the number of its calls by kind."""
     policies = metrics["content"]["policies"]
-    rows = []
-    for name in dict.fromkeys(name for settings in policies.values() for name in settings):
-        cells = [str(settings.get(name, "–")) for settings in policies.values()]
-        rows.append([name.replace("_", " "), *cells])
-    for kind in dict.fromkeys(kind for policy in policies for kind in metrics["calls"][policy]):
-        cells = [_calls_text(metrics["calls"][policy].get(kind, {})) for policy in policies]
-        rows.append([f"calls: {kind}", *cells])
+    columns = []
+    for name, settings in policies.items():
+        calls = {f"calls: {kind}": f"{used['calls']:,}" for kind, used in metrics["calls"][name].items()}
+        columns.append(settings | calls)
+    facts = dict.fromkeys(itertools.chain.from_iterable(columns))
+    rows = [[fact.replace("_", " "), *(str(column.get(fact, "–")) for column in columns)] for fact in facts]
     return Table("Policies", ["", *policies], rows)
-
-
-def _calls_text(calls: Metrics) -> str:
-    """Return calls, tokens and cost of one kind of call, as far as they are known."""
-    words = [f"{calls.get('calls', 0):,}"]
-    if calls.get("prompt_tokens") is not None:
-        words.append(f"tokens read {calls['prompt_tokens']:,}, written {calls['completion_tokens']:,}")
-    if calls.get("cost") is not None:
-        words.append(f"cost {calls['cost']:.2f}")
-    return "; ".join(words)
 
 
 def _means(intervals: Metrics, shown: Iterable[Metric]) -> list[str]:
@@ -221,8 +211,8 @@ def write_report(metrics: Metrics, out: Path) -> list[Path]:
 def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
     judge = metrics["judge"] or {"model": "", "prompts": ""}
     notes = {
-        "policies": "A setting is named by temperature (t), step limit (s) and passages per search (k). Calls and "
-        "tokens count everything in the policy's folder, also other settings of a sweep.",
+        "policies": "A setting is named by temperature (t), step limit (s) and passages per search (k). Calls "
+        "count everything in the policy's folder, also other settings of a sweep.",
         "results": "A missing answer scores 0; a question that failed because of a backend is not scored.",
         "judge": f"Judged by {inert_markdown(judge['model'])} (prompts {judge['prompts']}). OSR and USR are over all "
         "known steps of all attempts, right or wrong (HiPRAG, eq. 2). A verdict is unknown if the judge failed, or if "
