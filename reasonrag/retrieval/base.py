@@ -213,6 +213,7 @@ class BatchedRetriever:
         ranking = self._store.get(query, top_k)
         if ranking is not None:
             return ranking
+        # A batch for each number of passages: a call of `inner` has one.
         batch = self._open.get(top_k)
         if batch is None:
             batch = self._open[top_k] = _Batch()
@@ -263,6 +264,7 @@ class BatchedRetriever:
                 if len(queries) == 1:
                     self._fail(batch, queries, top_k, error)
                 else:
+                    # The first half is looked up next, so queries keep their order.
                     half = len(queries) // 2
                     waiting_parts += [queries[half:], queries[:half]]
                 continue

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from importlib import import_module
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +243,7 @@ def build_bm25(
             np.lib.format.write_array_header_1_0(file, header)
         for scores, rows in _merged(chunks, frequencies, indptr, settings, at_once):
             data.write(scores.astype("<f4").data)
-            indices.write(rows.astype("<i4").data)
+            indices.write(rows.data)
             progress.advance(len(rows))
     # Without a named backend, bm25s would use numba if it is installed.
     parameters = {"k1": settings.k1, "b": settings.b, "method": "lucene", "backend": "numpy"}
@@ -284,12 +284,12 @@ class _Chunk:
 
         Words that no earlier chunk has are added to the vocabulary in order.
         """
-        new_words = sorted(word for word in local if word not in vocabulary)
-        for word in new_words:
-            vocabulary[word] = len(vocabulary)
+        known = len(vocabulary)
+        words_in_order = sorted(local)  # bm25s has them in the order of a set
         global_ids = np.empty(len(local), dtype=np.int64)
-        for word, local_id in local.items():
-            global_ids[local_id] = vocabulary[word]
+        global_ids[[local[word] for word in words_in_order]] = [
+            vocabulary.setdefault(word, len(vocabulary)) for word in words_in_order
+        ]
         lengths = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
         flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
         # Word and passage in one number, so that sorting orders by word, then by passage.
@@ -297,7 +297,7 @@ class _Chunk:
         pairs, times = np.unique(pairs, return_counts=True)
         words, rows = np.divmod(pairs, len(ids))
         with self._draft.writing(f"{self._folder}/words.txt", scratch=True) as file:
-            file.write("\n".join(new_words).encode())
+            file.write("\n".join(islice(vocabulary, known, None)).encode())
         for name, values in {"words": words, "rows": rows, "times": times, "lengths": lengths}.items():
             with self._draft.writing(f"{self._folder}/{name}.npy", scratch=True) as file:
                 save_array(file, values.astype(np.min_scalar_type(values.max(initial=0))))
@@ -329,7 +329,7 @@ def _merged(
         for chunk in chunks:
             low, high = np.searchsorted(chunk.array("words"), (start, stop))
             words, rows, times = (chunk.array(name)[low:high] for name in ("words", "rows", "times"))
-            of_chunks.append((words.astype(np.int32), rows.astype(np.int64) + chunk.start, times.astype(np.int64)))
+            of_chunks.append((words, rows.astype(np.int32) + np.int32(chunk.start), times))
         words, rows, times = map(np.concatenate, zip(*of_chunks, strict=True))
         # Chunks are in the order of their passages, so a stable sort by word leaves each word's passages in order.
         order = np.argsort(words, kind="stable")

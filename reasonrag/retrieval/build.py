@@ -75,6 +75,7 @@ def _vectors(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -
         counts["passages"], counts["dims"], config.max_bytes, kind=config.vectors.kind, recall=config.vectors.recall
     )
     with closing(PassageStore(index)) as store:
+        # There are no queries of users yet, so pieces of its own passages stand for them.
         queries = encoder.encode_queries([piece for _, piece in self_queries(store, _TUNING_QUERIES)])
     progress.note(f"vectors: {settings.kind} {settings.factory}, chosen for {show_size(config.max_bytes)} of memory")
     build_vectors(index, settings, queries=queries, progress=progress)

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,6 @@ from reasonrag.storage.files import read_json, write_json
 
 Vectors = NDArray[np.float32]
 Rows = NDArray[np.int64]
-VectorKind = Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]
-VECTOR_KINDS: tuple[VectorKind, ...] = get_args(VectorKind)  # in the order in which `auto` tries them
 TOP_K = 10
 
 _SHARD_ROWS = 8192  # passages in a file; the most work that a kill can cost
@@ -76,6 +74,7 @@ class Embeddings:
     def take(self, rows: Rows) -> Vectors:
         """Return the `[n, dims]` vectors of any rows, 0 <= row < rows."""
         vectors = np.empty((len(rows), self.dims), np.float32)
+        # One read for each shard, whatever the order of the rows.
         shards, rows_in_shard = np.divmod(rows, self._shard_rows)
         for number in np.unique(shards):
             mask = shards == number
@@ -167,7 +166,7 @@ class VectorSettings:
     nearest clusters, at vectors rounded to one byte per dimension, or for ivf-pq per 8 dimensions.
     """
 
-    kind: VectorKind
+    kind: str
     factory: str = ""  # of faiss.index_factory
     training_rows: int = 0  # vectors that clusters and codes are learned from, spread evenly over all
     block_rows: int = _ADDED_AT_ONCE  # vectors added at once: the unit of resume of an inverted file
@@ -175,9 +174,7 @@ class VectorSettings:
     recall: float = 0.95  # target recall@10 against exact search that the effort of a search is tuned for, in (0, 1]
 
 
-def choose(
-    rows: int, dims: int, max_bytes: int, *, kind: VectorKind | Literal["auto"] = "auto", recall: float = 0.95
-) -> VectorSettings:
+def choose(rows: int, dims: int, max_bytes: int, *, kind: str = "auto", recall: float = 0.95) -> VectorSettings:
     """Choose settings: of the given kind; or flat for few vectors, else the first that fits into `max_bytes`.
 
     >>> [choose(rows, 384, 8 << 30).kind for rows in (10_000, 1_000_000, 10_000_000, 50_000_000)]
@@ -187,21 +184,19 @@ def choose(
     # Bytes of building or searching, whichever is more. Lists of a graph grow by doubling while vectors are added.
     needed = {"hnsw": 2 * (vectors + rows * (9 * _LINKS + 24)), "ivf-sq8": rows * (dims + 8), "ivf-pq": 0}
     if kind == "auto":
-        fitting = [name for name in VECTOR_KINDS[1:] if needed[name] <= max_bytes]
-        kind = "flat" if vectors <= _FLAT_BYTES else fitting[0]
+        kind = "flat" if vectors <= _FLAT_BYTES else next(name for name in needed if needed[name] <= max_bytes)
     elif needed.get(kind, 0) > max_bytes:
         raise ConfigError(
             f"{kind} over {rows} passages of {dims} dimensions needs {needed[kind] / (1 << 20):,.0f} MiB, more than "
             f"the {max_bytes / (1 << 20):,.0f} MiB of --max-memory; allow more, or take ivf-pq"
         )
-    if kind == "flat":
-        return VectorSettings(kind, recall=recall)
-    if kind == "hnsw":
-        return VectorSettings(kind, f"HNSW{_LINKS}", recall=recall)
+    if kind in ("flat", "hnsw"):
+        return VectorSettings(kind, f"HNSW{_LINKS}" if kind == "hnsw" else "", recall=recall)
     if kind == "ivf-pq" and rows < _PQ_LEAST_ROWS:
         raise ConfigError(f"ivf-pq learns its codes from {_PQ_LEAST_ROWS} passages or more, not {rows}; take flat")
     # The largest power of two up to 4 * sqrt(rows) that leaves FAISS enough vectors per cluster, and at least 1.
     clusters = 1 << max(min(4 * math.isqrt(rows), rows // _LEAST_TRAINING), 1).bit_length() - 1
+    # A quarter of the memory is for the vectors that clusters are learned from.
     most = max_bytes // 4 // (dims * 4)
     while clusters > 1 and clusters * _LEAST_TRAINING > most:
         clusters //= 2
@@ -267,7 +262,7 @@ class VectorSearch:
         best_scores = np.full((len(queries), top_k), -np.inf, np.float32)
         best_rows = np.full((len(queries), top_k), -1, np.int64)
         for number, (query, rows) in enumerate(zip(queries, candidates, strict=True)):
-            rows = np.sort(rows[rows >= 0])
+            rows = np.sort(rows[rows >= 0])  # FAISS fills up with -1
             # Summed row by row in double precision: a product of matrices would round by the shape of the batch.
             scores = (self.embeddings.take(rows).astype(np.float64) * query).sum(axis=1).astype(np.float32)
             order = np.argsort(-scores, kind="stable")[:top_k]
@@ -280,7 +275,7 @@ class VectorSearch:
         best_scores, best_rows = [np.empty(0, np.float32) for _ in queries], [np.empty(0, np.int64) for _ in queries]
         bounds = np.full((len(queries), 1), -np.inf, np.float32)  # the score of the last of the best
         for first, block in self.embeddings.blocks():
-            scores = queries @ block.T
+            scores = queries @ block.T  # [n, rows of the block] cosines
             for number in np.flatnonzero((scores >= bounds).any(axis=1)):
                 hits = np.flatnonzero(scores[number] >= bounds[number])
                 candidates = np.concatenate([best_scores[number], scores[number, hits]])
@@ -322,6 +317,7 @@ def build_vectors(
     if not draft.holds(_INDEX):
         empty = faiss.index_factory(embeddings.dims, settings.factory, faiss.METRIC_INNER_PRODUCT)
         if settings.kind == "hnsw":
+            # A graph can only grow in memory, so there is nothing to resume from.
             progress.start("linking vectors", total=embeddings.rows, unit="vectors")
             for _, block in embeddings.blocks():
                 empty.add(block)
@@ -384,6 +380,7 @@ def _tune(search: VectorSearch, queries: Vectors, target: float, progress: Build
         progress.advance()
         return recall_at_10(search.search(queries, TOP_K), exact)
 
+    # Double the effort until it is enough; the least that is lies in the last step.
     high = 1
     while recall(high) < target and high < search.efforts:
         high = min(2 * high, search.efforts)
@@ -490,6 +487,7 @@ class DenseRetriever(LocalRetriever):
             ConfigError: the encoder cannot be opened, or the index was built with another one.
         """
         passages = index.verify("passages")
+        # A query that another encoder encoded would find arbitrary passages, without an error.
         identity, location = encoder_of(index)
         self._vectors = open_vectors(index, gpu=gpu)
         if encoder is None or isinstance(encoder, str):

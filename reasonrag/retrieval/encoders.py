@@ -65,14 +65,11 @@ class ModelFiles:
 
     def checksum(self) -> str:
         """Return the SHA-256 over names and bytes of weights, configs, tokenizer and modules."""
-        deciding = set()
-        for pattern in _DECIDING:
-            for path in self.folder.glob(pattern):
-                if path.is_file() and not any(path.match(ignored) for ignored in _IGNORED):
-                    deciding.add(path)
+        paths = {path for pattern in _DECIDING for path in self.folder.glob(pattern)}
         digest = hashlib.sha256()
-        for path in sorted(deciding):
-            digest.update(f"{path.relative_to(self.folder)} {size_and_digest(path)[1]}\n".encode())
+        for path in sorted(paths):
+            if path.is_file() and not any(path.match(ignored) for ignored in _IGNORED):
+                digest.update(f"{path.relative_to(self.folder)} {size_and_digest(path)[1]}\n".encode())
         return digest.hexdigest()
 
 

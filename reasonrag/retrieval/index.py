@@ -261,6 +261,7 @@ class IndexFolder:
             plan = Plan(part, document["made_of"], document["settings"], document["versions"])
             files = {str(name): (int(size), str(digest)) for name, (size, digest) in document["files"].items()}
             manifest = Manifest(plan, document["counts"], files)
+            # It is computed over all other fields, so a flipped bit in any of them shows.
             if document["fingerprint"] != manifest.fingerprint:
                 raise ValueError
             return manifest
@@ -313,6 +314,7 @@ class IndexFolder:
         """Rename finished drafts to parts. A process may have been killed at any point of this."""
         for part in PARTS:
             draft = self.path / f".building-{part}"
+            # The manifest is written last, so a draft that has one is complete.
             if (draft / _MANIFEST).exists():
                 shutil.rmtree(draft / _SCRATCH, ignore_errors=True)
                 self.remove(part)
@@ -346,6 +348,7 @@ class Draft:
         self.scratch = self.folder / _SCRATCH  # for files that the finished part does not need
         self.plan = plan
         self._index = index
+        # Files of another corpus, encoder or setting would end up in this part.
         if read_json(self.scratch / _PLAN) != plan.document():
             shutil.rmtree(self.folder, ignore_errors=True)
             self.scratch.mkdir(parents=True)

@@ -166,6 +166,7 @@ class RerankedRetriever:
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
         """Return rankings as `Retriever` does, equal scores in their order; RetrievalError if the reranker failed."""
+        # More than are returned: the reranker finds passages that the search placed low.
         rankings = await self._inner.search(queries, max(self._depth, top_k))
         reordered = []
         for query, passages in zip(queries, rankings, strict=True):

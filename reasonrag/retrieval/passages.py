@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,22 +56,7 @@ _as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an en
 # --- Corpora ---
 
 
-class CorpusSource(Protocol):
-    """The rows of a corpus, in an order that never changes. Its methods raise DataError if it cannot be read."""
-
-    name: str  # without folders
-    total: int | None  # number of rows, if it is known before they are read
-
-    def checksum(self) -> str:
-        """Return a text that changes with the content: SHA-256 in hex, or the Hub's commit."""
-        ...
-
-    def rows(self, start: int = 0) -> Iterator[NumberedRow]:
-        """Yield the 1-based number and the value of each row after row `start`; None if it is not JSON."""
-        ...
-
-
-@dataclass
+@dataclass(frozen=True)
 class FileCorpus:
     """Files that are read one after another.
 
@@ -79,11 +64,11 @@ class FileCorpus:
     as title and its path in the folder as id.
     """
 
-    name: str
+    name: str  # without folders
     files: Sequence[Path]
     folder: Path | None = None  # of several files, or of texts: names in the checksum are relative to it
     commit: str = ""  # of a file of the Hub: its checksum
-    total: int | None = None
+    total: int | None = None  # number of rows, if it is known before they are read
 
     def checksum(self) -> str:
         """Return the commit, else the SHA-256 of the file's bytes; of names and checksums if there are several."""
@@ -122,23 +107,29 @@ class FileCorpus:
         return 1
 
 
+@dataclass(frozen=True)
 class GivenCorpus:
     """Passages that are in memory; their ids and contents are the checksum."""
 
-    def __init__(self, name: str, passages: Sequence[Passage]) -> None:
-        self.name = name
-        self.total: int | None = len(passages)
-        self._passages = passages
+    name: str
+    passages: Sequence[Passage]
+
+    @property
+    def total(self) -> int:
+        return len(self.passages)
 
     def checksum(self) -> str:
         digest = hashlib.sha256()
-        for passage in self._passages:
+        for passage in self.passages:
             digest.update(json.dumps([passage.id, passage.contents]).encode() + b"\n")
         return digest.hexdigest()
 
     def rows(self, start: int = 0) -> Iterator[NumberedRow]:
-        for number, passage in enumerate(self._passages[start:], start + 1):
+        for number, passage in enumerate(self.passages[start:], start + 1):
             yield number, {"id": passage.id, "contents": passage.contents}
+
+
+CorpusSource = FileCorpus | GivenCorpus
 
 
 def open_corpus(spec: str) -> CorpusSource:
@@ -175,20 +166,16 @@ def open_corpus(spec: str) -> CorpusSource:
 
 def _open_folder(folder: Path) -> CorpusSource:
     """Open the files with rows in a folder, else its texts; hidden files and folders are ignored."""
-    rows, texts = [], []
-    for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder)):
+    files = []
+    for path in sorted(folder.rglob("*")):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if is_hidden or not path.is_file():
-            continue
-        if path.name.lower().endswith(SUFFIXES):
-            rows.append(path)
-        elif path.name.lower().endswith(_TEXTS):
-            texts.append(path)
+        if path.is_file() and not is_hidden:
+            files.append(path)
     name = valid_unicode(folder.resolve().name)
-    if rows:
-        return FileCorpus(name, rows, folder=folder)
-    if texts:
-        return FileCorpus(name, texts, folder=folder, total=len(texts))
+    for suffixes in (SUFFIXES, _TEXTS):
+        chosen = [path for path in files if path.name.lower().endswith(suffixes)]
+        if chosen:
+            return FileCorpus(name, chosen, folder, total=len(chosen) if suffixes == _TEXTS else None)
     raise DataError(f"{folder}: no corpus in it; a folder needs files that end in {', '.join((*SUFFIXES, *_TEXTS))}")
 
 
@@ -400,6 +387,7 @@ class _Ids:
         if hash_ in self._recent or (position < len(self._sorted) and int(self._sorted[position]) == hash_):
             return False
         self._recent.add(hash_)
+        # A set takes some 60 bytes an id, a sorted array 8, but is slow to grow.
         if len(self._recent) == _RECENT_IDS:
             recent = np.fromiter(self._recent, dtype=np.uint64, count=len(self._recent))
             self._sorted = np.sort(np.concatenate([self._sorted, recent]))
@@ -413,6 +401,7 @@ def split(contents: str, max_words: int) -> list[str]:
     >>> split("Jaws\\nA film of 1975 about a shark", 4)
     ['Jaws\\nA film of 1975', 'Jaws\\nabout a shark']
     """
+    # A word and the blank after it have two characters at least.
     if len(contents) < 2 * max_words:
         return [contents]
     title, line, text = contents.partition("\n")
