@@ -53,7 +53,6 @@ from reasonrag.storage.parquet import (
     read_batches,
     text_id,
 )
-from reasonrag.storage.tables import pair_schema
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
 SET_ASIDE = "set_aside.jsonl"
@@ -768,6 +767,8 @@ def import_pairs(source: Path, out: Path, *, test: Path | None = None, log: Any 
         DataError: a file cannot be read, or none of its rows is usable (the rows are named).
         RunError: the folder holds other files, or is in use.
     """
+    from reasonrag.storage.tables import pair_schema
+
     files = {"train": source} | ({} if test is None else {"test": test})
     if any(file.resolve().parent == out.resolve() for file in files.values()):
         raise RunError(f"the pairs lie in {out}, the folder to be written; choose a new one for --out")
@@ -809,6 +810,8 @@ def as_pair(row: CheckedRow, record: Mapping[str, Any]) -> Row:
         Unusable: the table cannot hold the row.
     """
     import pyarrow as pa
+
+    from reasonrag.storage.tables import pair_schema
 
     record, sides = _without_proguide_names(record), row.sides
     if isinstance(sides, TextSides):

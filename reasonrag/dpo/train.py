@@ -19,7 +19,6 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import nearest
-from reasonrag.dpo.demonstrations import read_demonstrations
 from reasonrag.dpo.preferences import read_preferences
 from reasonrag.dpo.token_rows import Pair, TokenPairs, data_of, tokenise
 from reasonrag.training.model import load_weights
@@ -97,6 +96,8 @@ def train_sft(settings: SFTSettings, out: Path | None, *, log: Log = print) -> T
         if settings.examples == "chosen":
             preferences = read_preferences(data_of(settings))
         else:
+            from reasonrag.dpo.demonstrations import read_demonstrations
+
             preferences = read_demonstrations(data_of(settings), settings)
             run.log(
                 "demonstrations: {trajectories} trajectories, of {questions} of {of_questions} questions, "
