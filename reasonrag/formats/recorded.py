@@ -56,7 +56,7 @@ class RecordedFormat(ToolCallsFormat):
         """Match conversations to questions, by the question's text in their first messages.
 
         Args:
-            calls: rows of `storage.records.read_calls`.
+            calls: rows of `storage.parquet.read_calls`.
             questions: with golden answers.
             parser: as for `ToolCallsFormat`.
             options: how passages are shown, as for every format.

@@ -154,7 +154,8 @@ class TransformersLLM:
         self.chat = chat
         self.model = None
         self._batch_size = batch_size
-        self.slots = Slots(2 * batch_size)  # a batch that runs, and the requests of the next
+        # A batch that runs, and the requests of the next: with fewer the worker would wait for them in between.
+        self.slots = Slots(2 * batch_size)
         # No `get` of it may have a timeout: in CPython 3.11, one that is over meanwhile becomes a wait for ever.
         self._queue: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
         self._closed = threading.Event()

@@ -72,6 +72,7 @@ def model_checksum(folder: Path) -> str:
 
     The checksum of an adapter includes its base model, if that is a folder.
     """
+    # A set, as an adapter may lie in the folder of its base model.
     files = set(model_files(folder))
     base = adapter_base(folder)
     if base and Path(base).is_dir():

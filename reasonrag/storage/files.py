@@ -62,6 +62,7 @@ def place(source: Path, target: Path, *, link: bool = True) -> Path:
     """Link a file if that is wanted and the file system can, else copy it; return the target."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):  # another file system, or one without links
+        # A link to a link would end where that is moved, so the file itself is linked.
         if link:
             os.link(source.resolve(), target)
             return target
@@ -144,8 +145,9 @@ def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:
             raise RunError(f"{path} cannot be locked ({error.strerror}); choose a folder on a local disk") from error
+        # For the message of a process that finds the lock held. On a full disk it names no owner.
         os.ftruncate(handle, 0)
-        with contextlib.suppress(OSError):  # the disk is full
+        with contextlib.suppress(OSError):
             os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}".encode())
         try:
             yield

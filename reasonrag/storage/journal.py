@@ -201,6 +201,7 @@ class Journal:
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=60, check_same_thread=False)
         connection.text_factory = _decode
         connection.execute(f"PRAGMA journal_mode={self._mode}")
+        # With NORMAL, WAL syncs at checkpoints only, and a power cut would take calls that were used already.
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
@@ -259,7 +260,8 @@ class Journal:
             if isinstance(write.error, RunError):
                 self.drain(write.error)  # nothing more is paid for that could not be stored
         for write in writes:
-            if write.done.done():  # its task was cancelled
+            # Its task was cancelled; the call is stored all the same.
+            if write.done.done():
                 continue
             if write.error is None:
                 write.done.set_result(None)

@@ -358,6 +358,7 @@ def passage_id(contents: str) -> str:
 
 def questions_fingerprint(questions: Sequence[Question]) -> str:
     """Return 16 hex digits over the names, ids, texts and golden answers of the questions, in order."""
+    # Without metadata, which no policy sees.
     digest = hashlib.sha256()
     for question in questions:
         fields = [question.dataset, question.id, question.question, question.golden_answers]

@@ -40,6 +40,7 @@ class Described:
 def _arrow_type(kind: Any) -> pa.DataType:
     import pyarrow as pa
 
+    # A struct, a list, a map, or the name of a plain type.
     if isinstance(kind, Described):
         return pa.struct(list(kind()))
     if isinstance(kind, list):
