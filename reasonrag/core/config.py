@@ -67,7 +67,7 @@ class RetrievalConfig(Section):
         "--retriever",
     )
     corpus: str | None = execution(
-        None, "corpus to search: a JSONL(.gz, .zst) or Parquet file with id and contents", "--corpus"
+        None, "corpus to search: a JSONL(.gz) or Parquet file with id and contents", "--corpus"
     )
     index: str | None = execution(None, "folder of an index that `index build` made", "--index")
     encoder: str | None = execution(

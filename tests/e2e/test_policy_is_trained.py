@@ -96,7 +96,7 @@ def test_two_policies_give_a_table_paired_differences_and_a_plot(trained: Path, 
     compared = {(d["policy"], d["baseline"], d["setting"]) for d in figures["differences"]}
     assert compared == {("dpo", "base", "t0_s8_k1"), ("dpo", "base", "t1_s8_k1")}
     assert (out / "report.md").read_text().startswith("# Evaluation")
-    assert (out / "plots" / "em.svg").stat().st_size > 1000
+    assert (out / "plots" / "sweeps.svg").stat().st_size > 1000
     calls = figures["calls"]
     again = run(*command)
     assert again.returncode == 0 and ", 0 calls" in again.stderr
@@ -143,7 +143,7 @@ def test_prompts_that_do_not_fit_are_reported_and_refused(trees: Path, tmp_path:
     done = run("dpo", "train", "--preset", "demo", "--data", file, "--max-length", "500", "--out", tmp_path / "out")
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert "10.0%" in last and "500" in last and "--max-dropped" in last
+    assert "1 of 10 train pairs" in last and "500" in last and "--max-dropped" in last
     kept = run(
         *("dpo", "train", "--preset", "demo", "--data", file, "--max-length", "500", "--max-dropped", "0.2"),
         *("--set", "max_steps=2", "--out", tmp_path / "out"),

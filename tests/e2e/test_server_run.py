@@ -57,6 +57,7 @@ def test_a_refused_question_is_set_aside_counted_and_tried_again(
 @contextlib.contextmanager
 def transformers_serve(model: str, cache: Path) -> Iterator[str]:
     """The base URL of `transformers serve` on loopback; it lists what the Hub's cache holds, here nothing."""
+    cache.mkdir()
     kept = keep_port()
     port = kept.getsockname()[1]
     command = [str(Path(sys.executable).with_name("transformers")), "serve", model]
