@@ -10,6 +10,7 @@ hash seed. A tree search reads the same passages again and again, so what a text
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -20,6 +21,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
+from pathlib import Path
 from typing import NamedTuple
 
 from reasonrag.core.config import ModelConfig
@@ -49,31 +51,16 @@ _NUMBER = re.compile(
 )
 # The article is required, or "was shot in" would begin a description.
 _IS_A = re.compile(r"\b(?:is|was|are|were) (?:an?|the) ([\w-]+(?: [\w-]+){0,3})")
+_WORDS = json.loads(Path(__file__).with_name("reader_words.json").read_text("utf-8"))
 # A dot after one of these does not end a sentence.
-_ABBREVIATIONS = word_set("mr mrs ms dr st jr sr inc co ltd no vol vs prof gen col capt sgt rev hon ca")
+_ABBREVIATIONS = word_set(_WORDS["abbreviations"])
 # Lower-case words that may stand inside of a name, as in "Lord of the Isles".
-_CONNECTORS = word_set("of the de la le les von van der du del di da dos bin ibn al el")
-_CALENDAR = word_set(
-    "january february march april may june july august september october november december monday tuesday wednesday "
-    "thursday friday saturday sunday"
-)
+_CONNECTORS = word_set(_WORDS["connectors"])
+_CALENDAR = word_set(_WORDS["calendar"])
 # Words that do not tell one sentence from another; "named" and "called" are in most questions.
-_STOP_WORDS = word_set(
-    "a about above after again against all also although am an and any are as at be because been before being below "
-    "between both but by can could did do does doing down during each either few following for former from further "
-    "had has have having he her here hers him his how however i if in into is it its itself just later like made many "
-    "may me more most much my near no nor not now of off on once one only or other our out over own part same several "
-    "she should since so some such than that the their them then there these they this those through to too two under "
-    "until up upon us very was we well were what when where which while who whom whose why will with would yes you "
-    "your name named called known s t"
-)
+_STOP_WORDS = word_set(_WORDS["stop_words"])
 # Words of one relation without a common beginning: a question asks "born", a page says "birth".
-_IRREGULAR_STEMS = {
-    "died": "die", "dies": "die", "death": "die", "born": "birth", "wife": "spouse", "husband": "spouse",
-    "married": "spouse", "wrote": "writ", "written": "writ", "writer": "writ", "son": "child", "daughter": "child",
-    "children": "child", "movie": "film", "nationality": "country", "located": "locat", "location": "locat",
-    "university": "college", "starring": "star", "sang": "sing", "singer": "sing", "founder": "found",
-}  # fmt: skip
+_IRREGULAR_STEMS: dict[str, str] = _WORDS["irregular_stems"]
 _SUFFIX = re.compile(r"(?:ings?|ers?|ors?|ed|es|s)$")
 
 _AUXILIARY = re.compile(r"(?:is|are|was|were|do|does|did|has|have|had|can|could|will|would|should)\b", re.IGNORECASE)
@@ -327,13 +314,9 @@ _TEMPLATES = {
     "answer": "So the answer is <answer>{}</answer>",
 }
 _STOPS = (("</query>", "</answer>"), ("</evidence>",), ("</answer>",))
-_EARLIEST = word_set("first earlier earliest older oldest before")
-_LATEST = word_set("later latest younger youngest recently recent newer newest last")
-_MOST = word_set("more most larger largest bigger higher highest longer")
-_FEWEST = word_set("fewer less fewest smaller smallest lower shorter")
-_MAKERS = stem_set("director performer composer producer writer author singer founder")
-_KIN = stem_set("father mother wife husband spouse son daughter sibling brother sister uncle")
-_PLAIN = stem_set("film song movie album book person")
+_EARLIEST, _LATEST = word_set(_WORDS["earliest"]), word_set(_WORDS["latest"])
+_MOST, _FEWEST = word_set(_WORDS["most"]), word_set(_WORDS["fewest"])
+_MAKERS, _KIN, _PLAIN = (stem_set(_WORDS[name]) for name in ("makers", "kin", "plain"))
 _SAME = re.compile(r"\b(?:same|share[sd]?|common)\b", re.IGNORECASE)
 _YEAR_ONLY = re.compile(r"\b(?:what|which) years?\b", re.IGNORECASE)
 _WHO = re.compile(r"\b(?:who|whom|whose)\b", re.IGNORECASE)

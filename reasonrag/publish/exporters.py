@@ -1,4 +1,4 @@
-"""Export a finished run: pairs for TRL and LLaMA-Factory, questions for online RL, trees as graphs.
+"""Export a finished run: pairs for TRL and LLaMA-Factory, questions for online RL.
 
 TRL: pairs of a growing turn as texts. Given as messages, TRL's `add_generation_prompt` closes the open turn and begins
 another one. TRL ends every text with the tokenizer's EOS token, even if a stop string or the length limit ended it.
@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.text import quotable, valid_unicode
@@ -32,16 +32,12 @@ from reasonrag.formats.base import PromptSet
 from reasonrag.formats.stream import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
-from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.storage.files import write_json, writing
 from reasonrag.storage.folder import Folder, read_run
 from reasonrag.storage.parquet import Row, RowProblems, read_shards, shard_paths, write_parquet
 from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.tables import Described, message, pair_schema, tree_schema
 from reasonrag.training.model import acting_policy, model_path, tokenizer_path
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 _INFO = "dataset_info.json"
 # LLaMA-Factory's names; the defaults are written out.
@@ -57,14 +53,6 @@ _COLUMNS = {"messages": "conversations", "chosen": "chosen", "rejected": "reject
 _PROVENANCE = ("pair_id", "dataset", "question_id", "depth", "chosen_reward", "rejected_reward", "margin")
 
 _QUESTION_COLUMNS = ("dataset", "question_id", "question", "golden_answers", "parent_id")
-# Prompts would repeat the text of all nodes above; only training needs token ids and log-probabilities.
-_NODE_COLUMNS = (
-    *("depth", "origin", "stage", "action", "content", "text", "stop_reason", "finish_reason"),
-    *("prompt_tokens", "completion_tokens", "visits", "valued", "value", "spre", "f1", "em"),
-)
-# XML 1.0, production 2; a carriage return is allowed, but every reader makes a line feed of it.
-_NO_XML_CHARACTER = re.compile("[^\t\n\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
 _ground_truth = Described("The texts that a rule compares an answer with.", ("target", ["string"], "golden answers"))
 _identity = Described(
     "Which question a row is.",
@@ -289,50 +277,6 @@ def verl_row(question: Question, source: str, prompt: Sequence[Message], split: 
     }
 
 
-# Trees
-
-
-def to_networkx(tree: QuestionTree) -> nx.DiGraph:
-    """Return a tree as a directed graph that GraphML can hold: edges from parent to child, ids as nodes.
-
-    The graph's attributes describe the question. A node's attributes are columns of `tables.tree_schema` and `best`
-    (whether it is on the best path). GraphML has no nulls, no lists, and not every character: missing values are left
-    out, golden answers are joined by ` | `, line ends become line feeds, and characters that XML forbids U+FFFD.
-    """
-    import networkx as nx
-
-    answers = " | ".join(tree.root["golden_answers"])
-    names = ("dataset", "question_id", "question")
-    graph = nx.DiGraph(golden_answers=_xml(answers), **{name: _xml(tree.root[name]) for name in names})
-    best_path = set(tree.best_path)
-    for row in tree.nodes:
-        columns = {name: _xml(row[name]) for name in _NODE_COLUMNS if row[name] is not None}
-        graph.add_node(row["node_id"], **columns, best=row["node_id"] in best_path)
-    graph.add_edges_from((row["parent_id"], row["node_id"]) for row in tree.nodes[1:])
-    return graph
-
-
-def _xml(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    return _NO_XML_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", value.replace("\r\n", "\n").replace("\r", "\n"))
-
-
-def export_graphml(run: Path, out: Path) -> dict[str, int]:
-    """Write one GraphML file per question, named by its place in the run and its id; return their number."""
-    import networkx as nx
-
-    Folder(out, "set of graphs", "*.graphml").claim()
-    count = 0
-    for tree in read_trees(run):
-        plain = re.sub(r"[^A-Za-z0-9_]+", "_", tree.root["question_id"]).strip("_")[:60]  # ids may hold anything
-        with writing(out / f"{count:05d}-{plain}.graphml") as file:
-            # Not `write_graphml`, which writes other bytes where lxml is installed.
-            nx.write_graphml_xml(to_networkx(tree), file)
-        count += 1
-    return {"graphs": count}
-
-
 # Called with the run and the folder; exporters that render prompts take `tokenizer`, those of questions `prompts`.
 EXPORTERS: dict[str, Callable[..., dict[str, int]]] = {
     "trl": export_trl,
@@ -340,5 +284,4 @@ EXPORTERS: dict[str, Callable[..., dict[str, int]]] = {
     "verl": export_questions,
     "search-r1": partial(export_questions, tool="search-r1"),
     "jsonl": export_pairs,
-    "graphml": export_graphml,
 }

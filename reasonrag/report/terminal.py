@@ -84,31 +84,26 @@ def _counts(metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:
     """Return name, count, and share of the total of its kind."""
     questions, trees, pairs = metrics["questions"], metrics["trees"], metrics["pairs"]
     contradictory = pairs["contradictory"]
-    kinds: dict[str, tuple[int, dict[str, Mapping[Any, int]]]] = {
-        "questions": (questions["total"], {"": questions["by_dataset"], "failed: ": questions["failed"]}),
-        "nodes": (trees.get("nodes", 0), {"": trees.get("by_action", {}), "malformed: ": trees.get("malformed", {})}),
-        "answers": (trees.get("complete_trajectories", 0), {}),
-        "pairs": (
-            pairs.get("total", 0),
-            {
-                "": {
-                    "a side on one trajectory": pairs["on_one_trajectory"],
-                    "for a shorter path alone": pairs["by_length_alone"],
-                    "contradict each other": contradictory["same_content"],
-                    "contradict word for word": contradictory["same_text"],
-                },
-                "type: ": pairs.get("by_type", {}),
-                "steps before: ": pairs.get("by_depth", {}),
-                "questions with pairs of ": pairs["questions"],
-            },
-        ),
-    }
     rows: list[tuple[str, int, str]] = []
-    for kind, (total, groups) in kinds.items():
+
+    def add(kind: str, total: int, **groups: Mapping[Any, int]) -> None:
         rows.append((kind, total, ""))
-        for prefix, counts in groups.items():
+        for group, counts in groups.items():
             for name, count in counts.items():
-                rows.append((f"- {prefix}{name}", count, f"{count / total:.1%}" if total else ""))
+                rows.append((f"- {group.replace('_', ' ')}: {name}", count, f"{count / total:.1%}" if total else ""))
+
+    add("questions", questions["total"], of=questions["by_dataset"], failed=questions["failed"])
+    add("nodes", trees.get("nodes", 0), action=trees.get("by_action", {}), malformed=trees.get("malformed", {}))
+    add("answers", trees.get("complete_trajectories", 0))
+    contradict = {"in content": contradictory["same_content"], "word for word": contradictory["same_text"]}
+    add(
+        "pairs",
+        pairs.get("total", 0),
+        contradict_each_other=contradict,
+        type=pairs.get("by_type", {}),
+        steps_before=pairs.get("by_depth", {}),
+        questions_with_pairs=pairs["questions"],
+    )
     return rows
 
 

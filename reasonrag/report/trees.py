@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,7 @@ from typing import Any
 from reasonrag.core.errors import DataError
 from reasonrag.dpo.pairs import repeated_questions
 from reasonrag.dpo.preferences import PairRules
-from reasonrag.spre import decisions_of, full_prompt
-from reasonrag.spre.decisions import Decision
+from reasonrag.spre import full_prompt
 from reasonrag.spre.estimate import check_tree
 from reasonrag.storage.files import read_json
 from reasonrag.storage.folder import read_run
@@ -81,18 +80,21 @@ class QuestionTree:
         return tuple(reversed(path))
 
 
-def read_trees(run: Path) -> Iterator[QuestionTree]:
+def read_trees(run: Path, question_id: str | None = None) -> Iterator[QuestionTree]:
     """Yield the trees of a finished run in the order of its questions, one at a time, with their pairs.
+
+    Args:
+        run: folder of a finished run.
+        question_id: only the trees of questions with this id; None for all.
 
     Raises:
         RunError: tables are missing.
         DataError: tables are damaged, hold rows that are not a tree, or the pairs name nodes that the trees lack.
     """
     # Pairs stand in the order of the trees, and those of a question in one split.
-    splits = [by_question(_pairs(run, split)) for split in ("train", "test")]
+    splits = [by_question(_pairs(run, split, question_id)) for split in ("train", "test")]
     following = [next(split, None) for split in splits]
-    columns = [name for name in tree_schema().names if name not in _UNSEEN]
-    for question, rows in by_question(read_shards(run / "trees", "nodes", tree_schema(), columns=columns)):
+    for question, rows in by_question(_nodes(run, question_id)):
         pairs: list[Row] = []
         for number, split in enumerate(splits):
             if (group := following[number]) and group[0] == question:
@@ -101,8 +103,8 @@ def read_trees(run: Path) -> Iterator[QuestionTree]:
         if any(max(pair["chosen_node_id"], pair["rejected_node_id"]) >= len(rows) for pair in pairs):
             raise _of_other_trees(question[1])
         yield QuestionTree.of(rows, pairs=pairs, where=str(run))
-    for (_, question_id), _ in filter(None, following):
-        raise _of_other_trees(question_id)
+    for (_, other_id), _ in filter(None, following):
+        raise _of_other_trees(other_id)
 
 
 def tree_of(run: Path, question_id: str, dataset: str | None = None) -> QuestionTree:
@@ -114,43 +116,42 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
         dataset: name of the data set; needed if two data sets have a question of that id.
 
     Raises:
-        RunError: tables are missing.
-        DataError: the question is unknown (the message names the nearest ids) or ambiguous, or its rows are not a tree.
+        DataError: the question is unknown (the message names the nearest ids) or ambiguous; see also `read_trees`.
     """
-    import pyarrow.compute as pc
-
-    matches: dict[str, list[Row]] = {}
-    known_ids: dict[str, None] = {}
-    for path in shard_paths(run / "trees", "nodes"):
-        for batch in read_batches(path, tree_schema()):
-            ids = batch.column("question_id")
-            # All ids are kept, for the advice about a mistyped one.
-            known_ids |= dict.fromkeys(ids.unique().to_pylist())
-            for row in batch.filter(pc.equal(ids, question_id)).to_pylist():
-                if dataset in (None, row["dataset"]):
-                    matches.setdefault(row["dataset"], []).append(row)
-    if not matches:
+    trees = {tree.root["dataset"]: tree for tree in read_trees(run, question_id)}
+    names = [dataset] if dataset in trees else list(trees)
+    if not trees or dataset not in (None, *trees):
+        rows = read_shards(run / "trees", "nodes", tree_schema(), columns=["question_id"])
+        known_ids = dict.fromkeys(row["question_id"] for row in rows)
         nearest = ", ".join(map(repr, difflib.get_close_matches(question_id, known_ids, n=3, cutoff=0.0)))
         in_dataset = f" of data set {dataset!r}" if dataset else ""
         raise DataError(f"{run} has no tree of question {question_id!r}{in_dataset}; the nearest ids are {nearest}")
-    if len(matches) > 1:
-        names = ", ".join(map(repr, matches))
-        raise DataError(f"{run} has a question {question_id!r} in several data sets ({names}); name one of them")
-    ((name, rows),) = matches.items()
-    pairs: list[Row] = []
-    for split in ("train", "test"):
-        pairs += [pair for pair in _pairs(run, split) if (pair["dataset"], pair["question_id"]) == (name, question_id)]
-    return QuestionTree.of(rows, pairs=pairs, where=str(run))
+    if len(names) > 1:
+        several = ", ".join(map(repr, names))
+        raise DataError(f"{run} has a question {question_id!r} in several data sets ({several}); name one of them")
+    return trees[names[0]]
 
 
-def _pairs(run: Path, split: str) -> Iterator[Row]:
+def _nodes(run: Path, question_id: str | None) -> Iterator[Row]:
+    import pyarrow.compute as pc
+
+    columns = [name for name in tree_schema().names if name not in _UNSEEN]
+    for path in shard_paths(run / "trees", "nodes"):
+        for batch in read_batches(path, tree_schema(), columns=columns):
+            if question_id is not None:
+                batch = batch.filter(pc.equal(batch.column("question_id"), question_id))
+            yield from batch.to_pylist()
+
+
+def _pairs(run: Path, split: str, question_id: str | None) -> Iterator[Row]:
     """Yield the pairs of a split, with its name; pairs of whole trajectories have no types."""
     level = ((read_json(run / "run.json") or {}).get("pairs") or {}).get("level")
     schema = trajectory_pair_schema() if level == "trajectory" else pair_schema()
     columns = [name for name in _PAIR_COLUMNS if name in schema.names]
     if any((run / "pairs").glob(f"{split}-*.parquet")):  # a split without questions has no file
         for row in read_shards(run / "pairs", split, schema, columns=columns):
-            yield row | {"split": split}
+            if question_id in (None, row["question_id"]):
+                yield row | {"split": split}
 
 
 def _of_other_trees(question_id: str) -> DataError:
@@ -167,10 +168,9 @@ def stats(run: Path) -> dict[str, Any]:
     """Return the metrics of a finished run, as JSON can hold them.
 
     Returns:
-        `questions`, `trees`, `pairs`, `calls` and `seconds` of `run.json`, and `distributions` over questions, answers,
-        nodes or pairs. `questions` also has the trees `by_dataset`. `pairs` also has the `questions` with pairs by data
-        set, pairs `on_one_trajectory` (of a side that is not an answer), pairs `by_length_alone` (the chosen step's
-        mean F1 is not above that of the rejected one) and `contradictory` ones (`PairRules.summary`).
+        `questions`, `trees`, `pairs`, `calls` and `seconds` of `run.json`, and `distributions` over answers, nodes or
+        pairs. `questions` also has the trees `by_dataset`; `pairs` also has the `questions` with pairs by data set and
+        `contradictory` ones (`PairRules.summary`).
 
     Raises:
         RunError: the folder holds no finished run.
@@ -187,65 +187,48 @@ class RunCounts:
     """Counts over the trees of a run and their pairs, one tree at a time, that `run.json` does not have.
 
     Attributes:
-        values: numbers of each question, answer, node or pair, by name.
+        values: numbers of each answer, node or pair, by name.
     """
 
     def __init__(self, run: Path) -> None:
-        names = ("iterations", "steps", "rounds", "prompt tokens", "completion tokens", "tokens of pairs")
-        self.values: dict[str, list[float]] = {name: [] for name in (*names, "tokens chosen", "margin", "confidence")}
+        names = ("rounds", "prompt tokens", "completion tokens", "tokens chosen", "margin", "confidence")
+        self.values: dict[str, list[float]] = {name: [] for name in names}
         self._contradictions = PairRules(repeated_questions(shard_paths(run / "trees", "nodes")))
-        self._counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._trees: Counter[str] = Counter()  # by data set
+        self._trees_with_pairs: Counter[str] = Counter()
 
     def add(self, tree: QuestionTree) -> None:
         """Count one more tree, its nodes and its pairs."""
         dataset = tree.root["dataset"]
-        self._counters["by_dataset"][dataset] += 1
-        if tree.pairs:
-            self._counters["questions"][dataset] += 1
-        self._add("iterations", tree.root["visits"])
+        self._trees[dataset] += 1
+        self._trees_with_pairs[dataset] += bool(tree.pairs)
         for row, searches in zip(tree.nodes, tree.searches(), strict=True):
             self._add("prompt tokens", row["prompt_tokens"])
             self._add("completion tokens", row["completion_tokens"])
-            if row["f1"] is not None:
-                self._add("steps", row["depth"])
-                # Searches and the answer (Algorithm 1). The paper does not define its iterations; they start at 1, too.
-                self._add("rounds", searches + 1)
-        # Without decay (alpha 1) SPRE is the mean F1: what is equal then was decided by the length alone.
-        by_f1 = decisions_of(tree.nodes, alpha=1.0) if tree.pairs else []
+            # Searches and the answer (Algorithm 1). The paper does not define its iterations; they start at 1, too.
+            self._add("rounds", None if row["f1"] is None else searches + 1)
         for pair in tree.pairs:
-            self._add_pair(pair, tree, by_f1)
+            self._add("margin", pair["margin"])
+            self._add("confidence", pair.get("confidence"))  # pairs of older runs, of a judge, of trajectories: none
+            self._add("tokens chosen", tree.nodes[pair["chosen_node_id"]]["completion_tokens"])
+            # What is compared are the steps below the common prefix.
+            steps = []
+            for side in ("chosen", "rejected"):
+                path = tree.path(pair[f"{side}_node_id"])
+                steps.append([tree.nodes[node] for node in path[pair["depth"] + 1 :]])
+            texts = [[(step["action"], step["text"]) for step in side] for side in steps]
+            question = dataset, tree.root["question_id"]
+            self._contradictions.add(pair["pair_id"], question, full_prompt(steps[0][0]), *texts)
 
     def _add(self, name: str, value: float | None) -> None:
         if value is not None:
             self.values[name].append(value)
 
-    def _add_pair(self, pair: Row, tree: QuestionTree, by_f1: Sequence[Decision | None]) -> None:
-        paths = [tree.path(pair[f"{side}_node_id"]) for side in ("chosen", "rejected")]
-        self._add("margin", pair["margin"])
-        self._add("confidence", pair.get("confidence"))  # pairs of older runs, of a judge, of trajectories: none
-        if "chosen_type" in pair:  # pairs of trajectories have no types
-            decisions = [by_f1[path[-1]] for path in paths]
-            f1 = [decision.reward for decision in decisions if decision is not None and decision.reward is not None]
-            self._counters["pairs"]["by_length_alone"] += len(f1) == 2 and f1[0] < f1[1] + 1e-9
-        # An answer's own reward is known; a step's on one trajectory may be luck.
-        lone = [side for side in ("chosen", "rejected") if pair.get(f"{side}_rollouts") == 1]
-        self._counters["pairs"]["on_one_trajectory"] += any(pair[f"{side}_type"] != "answer" for side in lone)
-        steps = [[tree.nodes[node] for node in path[pair["depth"] + 1 :]] for path in paths]
-        # What is compared are the steps below the common prefix.
-        texts = [[(step["action"], step["text"]) for step in side] for side in steps]
-        question = tree.root["dataset"], tree.root["question_id"]
-        self._contradictions.add(pair["pair_id"], question, full_prompt(steps[0][0]), *texts)
-        for side in steps:
-            self._add("tokens of pairs", side[-1]["completion_tokens"])
-        self._add("tokens chosen", steps[0][-1]["completion_tokens"])
-
     def metrics(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what `stats` returns; `summary` is the content of `run.json`, of any version."""
-        counters = self._counters
-        pairs: dict[str, Any] = {"questions": counters["questions"], "contradictory": self._contradictions.summary()}
-        pairs |= {name: counters["pairs"][name] for name in ("on_one_trajectory", "by_length_alone")}
+        """Return the same as `stats`; `summary` is the content of `run.json`, of any version."""
+        pairs = {"questions": +self._trees_with_pairs, "contradictory": self._contradictions.summary()}
         return {
-            "questions": {**summary.get("questions", {}), "by_dataset": counters["by_dataset"]},
+            "questions": {**summary.get("questions", {}), "by_dataset": self._trees},
             "trees": summary.get("trees", {}),
             "pairs": {**summary.get("pairs", {}), **pairs},
             "distributions": {name: distribution(values) for name, values in self.values.items()},
@@ -276,18 +259,18 @@ def histogram(values: Sequence[float], *, bins: int = 20) -> dict[str, int]:
     >>> histogram([0.2, 0.6, 1.0], bins=2)
     {'0 to 0.5': 1, '0.5 to 1': 2}
     """
-    import numpy as np
-
     if not values:
         return {}
-    least, largest = min(values), max(values)
+    least, width = 0.0, 1 / bins
     if all(float(value).is_integer() for value in values):
-        width = math.ceil((largest - least + 1) / bins)
-        edges = np.arange(least, largest + width + 1, width)
-        names = [f"{start:g}" if width == 1 else f"{start:g} to {start + width - 1:g}" for start in edges[:-1]]
-    else:
-        # 1e-9: 0.15 is the third edge of twentieths, and falls short of it by rounding.
-        edges = np.linspace(0.0, 1.0, bins + 1) - 1e-9
-        edges[-1] = 1.0
-        names = [f"{number / bins:g} to {(number + 1) / bins:g}" for number in range(bins)]
-    return dict(zip(names, np.histogram(values, edges)[0].tolist(), strict=True))
+        least = min(values)
+        width = math.ceil((max(values) - least + 1) / bins)
+        bins = math.ceil((max(values) - least + 1) / width)
+    # 1e-9: 0.15 is the third edge of twentieths, and falls short of it by rounding.
+    numbers = Counter(min(int((value - least) / width + 1e-9), bins - 1) for value in values)
+    counts: dict[str, int] = {}
+    for place in range(bins):
+        start = least + place * width
+        end = start + width - (width >= 1)
+        counts[f"{start:g}" if width == 1 else f"{start:g} to {end:g}"] = numbers[place]
+    return counts

@@ -345,7 +345,6 @@ def test_nothing_is_written_outside(world: World, tmp_path: Path, rounds: Rounds
     run = cage / "run"
     product.build(*world.flags, "--dataset", asked, "--policy", "extractive", "--iterations", "2", "--out", run)
     commands: list[tuple[str | Path, ...]] = [("report", run)]
-    commands += [("export", run, "--to", "graphml", "--out", cage / "graphs")]
     commands += [("export", run, "--to", "llamafactory", "--out", cage / "factory")]
     commands += [("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path", "--out", cage / "hub")]
     for args in commands[: rounds(1, len(commands))]:
