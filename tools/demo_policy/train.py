@@ -6,7 +6,6 @@ documents within minutes on one core; a plain transformer of that size does not.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.config import copy_card
 from reasonrag.core.models import demo_folder
-from reasonrag.demo.world import demo_questions
-from reasonrag.llm.local import TransformersLLM
 from tools.demo_policy.curriculum import Curriculum, Row, StreamCurriculum, stream_vocabulary_texts, vocabulary_texts
-from tools.demo_policy.measure import Figures, measure, measure_stream
 from tools.demo_policy.tokens import STREAM, make_tokenizer
-from tools.demo_policy.writing import STREAM_FORMATS
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +38,6 @@ class Recipe:
         lr: peak learning rate; linear warm-up, then a cosine to zero.
         warmup: warm-up steps.
         width, layers: size of the model; half of the layers are short convolutions.
-        dev_questions: number of dev questions for the final metrics, at temperature 0 and 1.
     """
 
     steps: int = 7000
@@ -52,7 +46,6 @@ class Recipe:
     warmup: int = 100
     width: int = 128
     layers: int = 4
-    dev_questions: int = 300
 
 
 # For the policy of the formats of one growing turn, which starts from the weights of the other one.
@@ -98,8 +91,8 @@ def train_policy(
         log: called with a line about the loss every 200 steps.
 
     Returns:
-        The content of `training.json`: seed, recipe, parameters, losses, metrics on dev questions, versions and the
-        sha256 of `model.safetensors`.
+        The content of `training.json`: seed, recipe, parameters, losses, versions and the sha256 of
+        `model.safetensors`.
     """
     recipe = recipe or Recipe()
     with _seeded(seed):
@@ -107,11 +100,7 @@ def train_policy(
         model = make_model(tokenizer, recipe)
         losses = _fit(model, Curriculum(tokenizer, Random(f"demo policy {seed}")), recipe, log)
         _save(model, tokenizer, out, card=demo_folder())
-        figures = _on_dev(out, recipe.dev_questions)
-    report = _report(out, model, seed, recipe, losses, {"dev": figures})
-    for setting, kinds in figures.items():
-        log(f"dev, {setting}: exact match {kinds['all']['em']:.3f}, malformed {kinds['all']['malformed']:.4f}")
-    return report
+    return _report(out, model, seed, recipe, losses)
 
 
 def train_stream_policy(
@@ -126,10 +115,10 @@ def train_stream_policy(
         out: as in `train_policy`.
         seed: as in `train_policy`.
         recipe: None means `STREAM_RECIPE`; width and layers must be those of the shipped policy.
-        log: called with a line about the loss every 200 steps, and with the metrics.
+        log: called with a line about the loss every 200 steps.
 
     Returns:
-        As in `train_policy`; `dev` holds metrics for each format.
+        As in `train_policy`.
     """
     recipe = recipe or STREAM_RECIPE
     with _seeded(seed):
@@ -138,12 +127,7 @@ def train_stream_policy(
         _inherit(model, tokenizer, demo_folder())
         losses = _fit(model, StreamCurriculum(tokenizer, Random(f"demo stream policy {seed}")), recipe, log)
         _save(model, tokenizer, out, card=demo_folder("hiprag"))
-        figures = _stream_on_dev(out, recipe.dev_questions)
-    report = _report(out, model, seed, recipe, losses, {"dev": figures})
-    for name, settings in figures.items():
-        for setting, found in settings.items():
-            log(f"dev, {name}, {setting}: " + ", ".join(f"{key} {value:g}" for key, value in found["all"].items()))
-    return report
+    return _report(out, model, seed, recipe, losses)
 
 
 def _inherit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -179,7 +163,6 @@ def _report(
     seed: int,
     recipe: Recipe,
     losses: list[dict[str, float]],
-    figures: dict[str, Any],
 ) -> dict[str, Any]:
     """Write `training.json` and return its content."""
     report = {
@@ -187,7 +170,6 @@ def _report(
         "recipe": asdict(recipe),
         "parameters": sum(weights.numel() for weights in model.parameters()),
         "losses": losses,
-        **figures,
         "versions": {"python": python_version(), **{name: version(name) for name in ("torch", "transformers")}},
         "sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
     }
@@ -221,27 +203,6 @@ def _quiet_single_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
         if bars:
             logging.enable_progress_bar()
-
-
-def _on_dev(folder: Path, limit: int) -> dict[str, Figures]:
-    llm = TransformersLLM(str(folder), batch_size=64, device="cpu")
-    questions = demo_questions("dev", limit=limit)
-    try:
-        return {f"temperature {t:g}": measure(llm, questions, temperature=t) for t in (0.0, 1.0)}
-    finally:
-        asyncio.run(llm.aclose())
-
-
-def _stream_on_dev(folder: Path, limit: int) -> dict[str, dict[str, Figures]]:
-    llm = TransformersLLM(str(folder), batch_size=64, device="cpu")
-    questions = demo_questions("dev", limit=limit)
-    try:
-        return {
-            name: {f"temperature {t:g}": measure_stream(llm, questions, format=name, temperature=t) for t in (0.0, 1.0)}
-            for name in STREAM_FORMATS
-        }
-    finally:
-        asyncio.run(llm.aclose())
 
 
 def _fit(
