@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,18 +79,22 @@ def images(charts: Sequence[Panel | BarChart], kinds: Collection[str] = ("svg", 
     import matplotlib.style
     from matplotlib.figure import Figure
 
-    columns = {1: 1, 2: 2, 4: 2}.get(len(charts), 3)
-    rows = -(-len(charts) // columns)
+    columns = min(len(charts), 3)
+    chart_rows = -(-len(charts) // columns)
     drawn = {}
     with matplotlib.style.context(["default", "tableau-colorblind10", _STYLE]):
         figure = Figure(dpi=150, layout="constrained")
         for number, chart in enumerate(charts, 1):
-            axes = figure.add_subplot(rows, columns, number)
+            axes = figure.add_subplot(chart_rows, columns, number)
             width, height = _draw_panel(axes, chart) if isinstance(chart, Panel) else _draw_bars(axes, chart.bars)
-            axes.set_title(_text(chart.title))
-            axes.set_xlabel(_text(chart.x_label))
+            axes.set_title(_label(chart.title))
+            axes.set_xlabel(_label(chart.x_label))
+            if len(axes.get_legend_handles_labels()[0]) > 1:
+                # Bars may fill their axes, so their legend stands outside.
+                outside = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if isinstance(chart, BarChart) else {}
+                axes.legend(fontsize="small", **outside)
         # The size follows from the charts: bars need a line each, curves do not.
-        figure.set_size_inches(width * columns, height * rows)
+        figure.set_size_inches(width * columns, height * chart_rows)
         for kind in kinds:
             # Without dates and versions: the same numbers have to give the same bytes.
             metadata: dict[str, Any] = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
@@ -105,49 +109,33 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar]) -> tuple[float, float]:
     groups = list(dict.fromkeys(bar.group for bar in bars))
     labels = list(dict.fromkeys(bar.label for bar in bars))
     height = 0.8 / len(labels)
-    handles = {}
-    for bar in bars:
-        place = labels.index(bar.label)
-        y = groups.index(bar.group) + (place - (len(labels) - 1) / 2) * height
-        handles[bar.label] = axes.barh(y, bar.mean, height=0.9 * height, color=f"C{place}")
-        if bar.low is not None and bar.high is not None:
-            axes.plot([bar.low, bar.high], [y, y], color="black", linewidth=1.2)
-    axes.set_yticks(range(len(groups)), list(map(_text, groups)))
+    for index, label in enumerate(labels):
+        same_label = [bar for bar in bars if bar.label == label]
+        heights = [groups.index(bar.group) + (index - (len(labels) - 1) / 2) * height for bar in same_label]
+        axes.barh(heights, [bar.mean for bar in same_label], 0.9 * height, color=f"C{index}", label=_label(label))
+        for bar, middle in zip(same_label, heights, strict=True):
+            if bar.low is not None and bar.high is not None:
+                axes.plot([bar.low, bar.high], [middle, middle], color="black", linewidth=1.2)
+    axes.set_yticks(range(len(groups)), list(map(_label, groups)))
     axes.invert_yaxis()
-    _draw_legend(axes, handles, loc="center left", bbox_to_anchor=(1.01, 0.5))  # bars may fill the axes
     return 7.0, 1.2 + len(groups) * (0.14 + 0.2 * len(labels))
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> tuple[float, float]:
     """Draw the curves; return the size of the chart in inches."""
-    from matplotlib.ticker import MaxNLocator
-
-    handles = {}
     for number, line in enumerate(panel.lines):
         marker = "o" if len(line.x) <= _MOST_MARKERS else ""
         dashes = ("-", "--", ":", "-.")[number % 4]  # colours alone do not tell the lines apart
-        (handles[line.label],) = axes.plot(line.x, line.y, f"C{number}", linestyle=dashes, marker=marker, markersize=4)
+        color = f"C{number}"
+        axes.plot(line.x, line.y, color, linestyle=dashes, marker=marker, markersize=4, label=_label(line.label))
         if line.low is not None and line.high is not None:
-            axes.fill_between(line.x, line.low, line.high, color=f"C{number}", alpha=0.18, linewidth=0)
-    if all(float(x).is_integer() for line in panel.lines for x in line.x):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    if not any(len(line.x) for line in panel.lines):
-        axes.text(0.5, 0.5, "no data", ha="center", va="center", transform=axes.transAxes)
-    axes.set_ylabel(_text(panel.y_label))
-    _draw_legend(axes, handles)
+            axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.18, linewidth=0)
+    axes.set_ylabel(_label(panel.y_label))
     return 4.2, 3.2
 
 
-def _draw_legend(axes: Axes, handles: Mapping[str, Any], **options: Any) -> None:
-    if len(handles) < 2:
-        return
-    # Matplotlib leaves out labels that start with "_", so the texts are set afterwards.
-    legend = axes.legend(list(handles.values()), list(map(str, range(len(handles)))), fontsize="small", **options)
-    for text, label in zip(legend.get_texts(), handles, strict=True):
-        text.set_text(_text(label))
-
-
-def _text(text: str) -> str:
+def _label(text: str) -> str:
     """Return a label on one line, without hidden characters and not too long."""
-    line = _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(one_line(text)))
+    # Matplotlib leaves out labels that start with "_".
+    line = _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(one_line(text))).lstrip("_")
     return line if len(line) <= _LONGEST_LABEL else f"{line[: _LONGEST_LABEL - 1]}…"

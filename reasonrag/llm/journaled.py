@@ -48,11 +48,8 @@ class JournaledLLM:
         self.kind = kind
         # Totals of this process; the totals of the whole run are in the journal.
         self.answered = 0
-        self.replayed = 0  # replies from the journal
         self.prompt_tokens = 0
         self.completion_tokens = 0
-        self.cached_tokens = 0  # that the engine took from its prefix cache
-        self.cached_of = 0  # prompt tokens of the calls whose backend reports that
 
     @property
     def name(self) -> str:
@@ -72,7 +69,6 @@ class JournaledLLM:
         key = request_key(self.inner.name, self.kind, prompt, keyed_sampling)
         stored = self.journal.call(key, question)
         if stored is not None:
-            self.replayed += 1
             return tuple(_decode(completion) for completion in stored)
         self.journal.admit()
         # A request keeps its slot until its reply is on disk: no more calls than slots are ever paid for and not kept.
@@ -97,9 +93,6 @@ class JournaledLLM:
             counts[name] = sum(known) if known else None
         self.prompt_tokens += counts["prompt_tokens"] or 0
         self.completion_tokens += counts["completion_tokens"] or 0
-        if counts["cached_tokens"] is not None:
-            self.cached_tokens += counts["cached_tokens"]
-            self.cached_of += counts["prompt_tokens"] or 0
         await self.journal.put_call(key, self.kind, list(map(_encode, completions)), question=question, **counts)
         return completions
 

@@ -17,7 +17,6 @@ import copy
 import http.client
 import json
 import re
-import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -131,19 +130,14 @@ class VLLMServerSync:
             client.close_communicator()
 
     def _push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        started_at = time.monotonic()
         if self._client is None:
             self._client = _connected(self._root)
         try:
             # "abort" would cut completions short, "keep" would finish them with other weights.
             self._call("/pause?mode=wait", self._pause_timeout_s)
         except LLMError as error:
-            state = "it is paused, with unknown weights"
-            if self.version is not None:  # it may have paused nevertheless
-                with contextlib.suppress(LLMError):
-                    self._call("/resume")
-                state = f"it still has the weights of push {self.version}"
-            raise _failed(f"{self._root} cannot be paused: {error}; {state}") from error
+            # A request that got no reply may have paused it nevertheless.
+            raise _failed(f"{self._root} cannot be paused: {error}; if it is, the next push resumes it") from error
         # From here on the server may hold a part of the new weights.
         self.version = None
         try:
@@ -158,9 +152,7 @@ class VLLMServerSync:
                 "part of them, so it stays paused; push again, or restart it"
             ) from error
         self._call("/resume")
-        log.info(
-            "weights pushed", server=self._root, push=self._pushed + 1, seconds=round(time.monotonic() - started_at, 2)
-        )
+        log.info("weights pushed", server=self._root, push=self._pushed + 1)
 
     def _call(self, path: str, timeout_s: float = _TIMEOUT_S) -> bytes:
         """POST with retries after transient failures; raise LLMError, or ConfigError without that endpoint."""
