@@ -124,14 +124,10 @@ def common_length(first: Sequence[object], second: Sequence[object]) -> int:
     >>> common_length("Question: A?", "Question: B?"), common_length((1, 2), (1, 2, 3)), common_length("", "x")
     (10, 2, 0)
     """
-    shortest, longest = 0, min(len(first), len(second))
-    while shortest < longest:  # halving compares slices, in C
-        middle = (shortest + longest + 1) // 2
-        if first[shortest:middle] == second[shortest:middle]:
-            shortest = middle
-        else:
-            longest = middle - 1
-    return shortest
+    for index, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
+            return index
+    return min(len(first), len(second))
 
 
 def one_line(text: str) -> str:
@@ -201,16 +197,14 @@ def quotable(text: str, tags: tuple[str, ...] = ()) -> str:
     return one_line(inert(text, tags))
 
 
-def pace(count: float, seconds: float, unit: str = "") -> str:
-    """Return how fast something is done, for people: so many a second, or so many seconds for each `unit`.
+def pace(count: float, seconds: float) -> str:
+    """Return how many a second, for people.
 
-    >>> pace(4200, 10), pace(25, 10), pace(4, 10), pace(2, 50, "call"), pace(2, 50), pace(0, 10)
-    ('420/s', '2.5/s', '.4/s', '25 s a call', '.04/s', '0/s')
+    >>> pace(4200, 10), pace(25, 10), pace(2, 50), pace(0, 10)
+    ('420/s', '2.5/s', '0.04/s', '0/s')
     """
     rate = count / seconds if seconds > 0 else 0.0
-    if unit and 0 < rate < 0.1:
-        return f"{duration(1 / rate)} a {unit}"
-    return (f"{rate:,.0f}" if rate >= 10 or not rate else f"{rate:.2g}".removeprefix("0")) + "/s"
+    return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
 
 def duration(seconds: float) -> str:

@@ -150,7 +150,7 @@ class ServerLLM:
         return (*completions, *(reply[0] for reply in replies))
 
     async def check(self) -> ServedModel | None:
-        """Return how the first server that answers lists the model; None if it does not list it.
+        """Return how the first server lists the model; None if it does not list it. All servers have to answer.
 
         Some servers do not list the models that they serve (`transformers serve` with a local folder). If the model is
         not listed, one token is requested from it. A model without a name gets that of the only one that is listed.
@@ -159,19 +159,8 @@ class ServerLLM:
             ConfigError: the server lists other models and does not serve this one, or `base_url` is wrong.
             LLMError: the server cannot be reached, or refuses the key.
         """
-        urls = [server.url for server in self._addresses.all]
-        checks = await asyncio.gather(*map(self._check, urls), return_exceptions=True)
-        silent = []
-        for problem in checks:
-            if isinstance(problem, LLMError) and problem.cause == "unreachable":
-                silent.append(problem)
-            elif isinstance(problem, BaseException):
-                raise problem
-        if len(silent) == len(checks):
-            raise silent[0]
-        for problem in silent:
-            log.warning(f"the others take the requests of one: {problem}")
-        return next((served for served in checks if isinstance(served, ServedModel)), None)
+        served_models = [await self._check(server.url) for server in self._addresses.all]
+        return served_models[0]
 
     async def _check(self, url: str) -> ServedModel | None:
         try:

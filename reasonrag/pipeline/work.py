@@ -263,7 +263,7 @@ class Progress:
         if self.planned:
             parts.append(f"{self.iterations}/{self.planned} {self.part}")
         parts += [f"{count} {kind}" for kind, count in self.written.items()]
-        parts += [f"{calls} calls ({pace(calls, self.seconds, 'call')})"]
+        parts += [f"{calls} calls ({pace(calls, self.seconds)})"]
         parts += [f"{tokens} tokens ({pace(tokens, self.seconds)})"]
         if retries := RETRIES - self._retried_before:
             parts.append(f"{retries.total()} retries ({', '.join(cause for cause, _ in retries.most_common(2))})")

@@ -34,9 +34,7 @@ def test_the_same_numbers_give_the_same_bytes(kind, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg", "b.png", "b.svg"]
 
 
-@pytest.mark.parametrize(
-    "label", ["cost $1$ $\\frac", "<b>&amp;", "\ufffe", "line\nbreak \x1b[31m\u202e", "x" * 200]
-)
+@pytest.mark.parametrize("label", ["cost $1$ $\\frac", "<b>&amp;", "\ufffe", "line\nbreak \x1b[31m\u202e", "x" * 200])
 def test_any_label_can_be_drawn_and_stays_text(label, tmp_path):
     lines = (Line(label, (1, 2), (1, 2)), Line("other", (1, 2), (2, 1)))
     svg, _ = save_charts(tmp_path / "a", [panel(*lines, title=label)])
