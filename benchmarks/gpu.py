@@ -121,7 +121,7 @@ def open_engine(path: str) -> tuple[LLM, str]:
         from reasonrag.llm.vllm_engine import VLLMEngine
 
         # What ran before keeps some of the memory.
-        return VLLMEngine(path, engine_args={"gpu_memory_utilization": 0.4, "max_model_len": 8192}), "vLLM"
+        return VLLMEngine(path, gpu_memory_utilization=0.4, max_model_len=8192), "vLLM"
     from reasonrag.llm.local import TransformersLLM
 
     return TransformersLLM(path, batch_size=64), "transformers"

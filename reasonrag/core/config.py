@@ -34,7 +34,7 @@ DATASET = (
 LIMIT = "use a random sample of this many questions (default: all). Of several data sets, this many of each"
 UNREADABLE = "abort if more than this share of the first 60 steps, or all of the first 12, cannot be read; 1 only warns"
 PRM = "process reward model: the folder that `prm train` wrote, or python:PACKAGE.MODULE:NAME"
-EXCLUDE = "leave out the questions of a run of build-tree or of rl train, or those named by text or id in a file"
+EXCLUDE = "leave out the questions of a run of build-tree or of rl train, or those in a file"
 
 
 class QuestionsConfig(Section):

@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import math
 import queue
 import secrets
 import select
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
-
-import structlog
 
 from reasonrag.core.calls import Slots
 from reasonrag.core.config import ModelConfig
@@ -36,7 +32,6 @@ from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
 from reasonrag.llm.model_folder import (
     choose_threads,
     first_not_finite,
-    is_small,
     model_commit,
     model_identity,
     public_name,
@@ -46,14 +41,10 @@ from reasonrag.llm.model_folder import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-log = structlog.get_logger()
-
 # How long an idle worker lets requests come before it begins: rows cannot join a batch later.
 _WINDOW_S = 0.005
 # A token at the end may decode to nothing (special tokens are skipped), or begin before the stop string.
 _SPARE_TAIL_TOKENS = 16
-# Arguments of `forward` that recurrent models and those of other caches lack.
-_NEEDED = frozenset(("attention_mask", "position_ids", "past_key_values", "logits_to_keep"))
 
 
 @dataclass(slots=True)
@@ -164,12 +155,6 @@ class TransformersLLM:
         self._thread.start()
 
     def _take(self, model: Any) -> None:
-        inner = _inner_model(model)
-        if not set(inspect.signature(type(inner).forward).parameters) >= _NEEDED:
-            raise ConfigError(
-                f"{self.name} is a {type(inner).__name__}, whose state is not a cache of keys and values; use vllm: or "
-                "a server for it"
-            )
         self.model = model
         self._end_ids = end_token_ids(model, self.chat)
         # Some models have no such bound, or None there.
@@ -438,11 +423,6 @@ def end_token_ids(model: Any, chat: ChatTemplate) -> frozenset[int]:
     return frozenset((*end_ids, chat.tokenizer.eos_token_id, chat.end_of_turn)) - {None}
 
 
-def _inner_model(model: Any) -> Any:
-    """Return the model of transformers under a PEFT wrapper; its layers hold the adapters."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def load_model(
     path_or_name: str,
     device: str | None = None,
@@ -462,25 +442,14 @@ def load_model(
             path_or_name,
             dtype,
             revision=revision,
-            doing="loading it",
-            remedy="a smaller model, or a server (--policy http://HOST:PORT/v1)",
-            instead=("bfloat16", 1, "--set policy.dtype=bfloat16"),
+            remedy="a smaller model, --set policy.dtype=bfloat16, or a server (--policy http://HOST:PORT/v1)",
         )
-    began = time.monotonic()
     with loading(path_or_name):
         model = AutoModelForCausalLM.from_pretrained(
             path_or_name, revision=revision, trust_remote_code=trust, dtype=dtype or "auto", use_safetensors=True
         )
         model = model.to(device).eval()
     torch.set_num_threads(choose_threads(model))
-    if not is_small(model):
-        log.info(
-            f"{public_name(path_or_name)} is loaded",
-            parameters=f"{model.num_parameters() / 1e6:,.0f} M",
-            dtype=str(model.dtype).removeprefix("torch."),
-            device=str(model.device),
-            seconds=round(time.monotonic() - began, 1),
-        )
     return model
 
 

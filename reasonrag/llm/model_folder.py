@@ -21,7 +21,6 @@ _READ = (
 )
 _NOT_READ = frozenset(("training.json", "trainer_state.json"))
 _PART = 2**20
-_LARGE = 100_000_000  # bytes of a model that takes long enough to load that a line is worth it
 _SMALL = 20_000_000  # parameters of a model whose matrices are too small to be split
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -211,48 +210,22 @@ def require_memory(
     *,
     copies: int = 1,
     revision: str | None = None,
-    doing: str,
     remedy: str,
-    instead: tuple[str | None, int, str],
 ) -> None:
     """Raise if the weights alone do not fit into memory, `copies` times: the system kills such a process silently.
-
-    `instead` are another dtype and number of copies, and the flags that choose them: named first if they fit.
 
     Raises:
         ConfigError: the model does not fit; names the memory that it needs, the free memory and the `remedy`.
     """
     weights, free = weights_of(path_or_name, revision), free_memory()
-    if weights is None or free is None or copies * weights.bytes_as(dtype) <= free:
+    if weights is None or free is None:
         return
-    other_dtype, fewer, flags = instead
-    fits = fewer * weights.bytes_as(other_dtype) <= free
-    raise ConfigError(
-        f"{path_or_name}: {doing} takes at least {gigabytes(copies * weights.bytes_as(dtype))} of memory "
-        f"({weights.parameters / 1e9:,.2f} billion parameters, {dtype or 'as in the files'}), and "
-        f"{gigabytes(free)} are free; {f'take {flags}, ' if fits else 'take '}{remedy}",
-        add=flags if fits else "",
-    )
-
-
-def gigabytes(size: float) -> str:
-    """Return a number of bytes for people.
-
-    >>> gigabytes(536_000_000), gigabytes(15.2e9)
-    ('.54 GB', '15 GB')
-    """
-    return f"{size / 1e9:.2g}".removeprefix("0") + " GB" if size < 1e11 else f"{size / 1e9:,.0f} GB"
-
-
-def size_if_large(path_or_name: str, revision: str | None = None) -> str:
-    """Return the size of a model that takes long to load; "" for a small one, or if the size is unknown."""
-    weights = weights_of(path_or_name, revision)
-    return gigabytes(weights.bytes) if weights is not None and weights.bytes > _LARGE else ""
-
-
-def is_small(model: Any) -> bool:
-    """Return whether a model has too few parameters for a second thread to pay."""
-    return bool(sum(weights.numel() for weights in model.parameters()) < _SMALL)
+    needed = copies * weights.bytes_as(dtype)
+    if needed > free:
+        raise ConfigError(
+            f"{path_or_name}: it takes at least {needed / 1e9:,.1f} GB of memory ({weights.parameters / 1e9:,.2f} "
+            f"billion parameters), and {free / 1e9:,.1f} GB are free; take {remedy}"
+        )
 
 
 def choose_threads(model: Any) -> int:
@@ -260,6 +233,7 @@ def choose_threads(model: Any) -> int:
     import torch
 
     # Threads of a product wait for the slowest, and spin meanwhile: of small matrices that takes longer than the rest.
-    if next(model.parameters()).device.type == "cpu" and is_small(model):
+    parameters = sum(weights.numel() for weights in model.parameters())
+    if next(model.parameters()).device.type == "cpu" and parameters < _SMALL:
         return 1
     return int(torch.get_num_threads())

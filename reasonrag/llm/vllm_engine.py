@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from reasonrag.core.calls import Slots
@@ -34,7 +33,7 @@ class VLLMEngine:
         name: str | None = None,
         revision: str | None = None,
         chat_template: str | None = None,
-        engine_args: Mapping[str, Any] | None = None,
+        **engine_args: Any,
     ) -> None:
         """Start the engine; this takes a minute or more.
 
@@ -46,35 +45,26 @@ class VLLMEngine:
             engine_args: other arguments of vLLM's `AsyncEngineArgs`, such as `tensor_parallel_size` or `max_model_len`.
 
         Raises:
-            ConfigError: vLLM is not installed, this machine has no GPU, or the model cannot be loaded.
+            ConfigError: vLLM is not installed, or the model cannot be loaded, for example without a GPU.
         """
         try:
             from vllm import AsyncEngineArgs
-            from vllm.platforms import current_platform
             from vllm.v1.engine.async_llm import AsyncLLM
         except ImportError as error:
             raise ConfigError(
                 f"vLLM cannot be imported ({excerpt(str(error), 120)}); install reasonrag[vllm], or use a vLLM server"
             ) from error
-        if not current_platform.device_type:
-            raise ConfigError("vLLM finds no GPU on this machine; use the transformers backend or a server")
         self.name = name or public_name(path_or_name)
         self._chat = ChatTemplate.load(
             path_or_name,
             revision=revision,
-            trust_remote_code=bool((engine_args or {}).get("trust_remote_code")),
+            trust_remote_code=bool(engine_args.get("trust_remote_code")),
             template=chat_template,
         )
-        settings: dict[str, Any] = {
-            "model": path_or_name,
-            "revision": revision,
-            "enable_prefix_caching": True,
-            # The default reports logprobs from before the temperature is applied.
-            "logprobs_mode": "processed_logprobs",
-            **(engine_args or {}),
-        }
+        # The default reports logprobs from before the temperature is applied.
+        settings = {"revision": revision, "logprobs_mode": "processed_logprobs", **engine_args}
         with loading(path_or_name):
-            self._engine: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+            self._engine: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(model=path_or_name, **settings))
         self.slots = Slots(2 * self._engine.vllm_config.scheduler_config.max_num_seqs)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
@@ -149,7 +139,8 @@ def open_vllm(address: ModelAddress, config: ModelConfig) -> VLLMEngine:
         name=f"vllm:{identity}",
         revision=config.revision,
         chat_template=config.chat_template,
-        engine_args={"dtype": config.dtype or "auto", "trust_remote_code": config.trust_remote_code},
+        dtype=config.dtype or "auto",
+        trust_remote_code=config.trust_remote_code,
     )
     llm.slots.limit = config.concurrency or llm.slots.limit
     llm.commit = model_commit(address.model, config.revision)

@@ -27,7 +27,7 @@ from reasonrag.formats import Format, PromptSet, check_prompts, open_format, ope
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.chat_template import check_chat_template
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.llm.model_folder import adapter_base, size_if_large
+from reasonrag.llm.model_folder import adapter_base
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.open import open_index
 from reasonrag.rollout import Engine, FirstSteps, callable_in_notebooks
@@ -155,8 +155,6 @@ def open_llm(config: ModelConfig, role: Role, *, beside: LLM | None = None) -> L
         from reasonrag.llm.server import NAME_IT
 
         raise ConfigError(f"{config.spec} needs the name of the model that it serves: {NAME_IT}")
-    if address.loads_weights and (size := size_if_large(address.model, config.revision)):
-        log.info("loading the model", model=str(address), size=size)
     llm: Any = resolve_name(address.backend.opener)(address, config)
     if address.is_server and config.concurrency is None:
         llm.share_slots(beside)

@@ -5,8 +5,6 @@ Rows that cannot be used are never skipped silently: one `DataError` names all o
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import hashlib
 import json
 import random
@@ -18,7 +16,7 @@ import structlog
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import named_path
-from reasonrag.core.text import common_text, one_line, parse_json, quoted, redact_data, valid_unicode
+from reasonrag.core.text import common_text, one_line, quoted, redact_data, valid_unicode
 from reasonrag.core.types import Passage, Question, as_finite
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import SUFFIXES, NumberedRow, RowProblems, read_batches, read_rows, read_shards, text_id
@@ -145,15 +143,14 @@ def merged(sets: Iterable[list[Question]]) -> list[Question]:
 def leave_out(questions: list[Question], places: Iterable[str]) -> list[Question]:
     """Return the questions that no place names: the folder of a finished run or an online training, or a file.
 
-    A row of a file names a question by its text (`question`, without regard to case and blanks), or by its data set and
-    id (`dataset` and `question_id` or `id`).
+    A row of a file names a question by its text (`question`, without regard to case and blanks).
 
     Raises:
         DataError, RunError: a place cannot be read, a row names nothing, or no question is left.
     """
     for place in places:
-        texts, ids = _named_questions(named_path(place))
-        kept = [q for q in questions if common_text(q.question) not in texts and (q.dataset, q.id) not in ids]
+        texts = _named_questions(named_path(place))
+        kept = [question for question in questions if common_text(question.question) not in texts]
         report = log.info if len(kept) < len(questions) else log.warning
         report("questions left out", named_in=place, count=len(questions) - len(kept), kept=len(kept))
         questions = kept
@@ -162,29 +159,25 @@ def leave_out(questions: list[Question], places: Iterable[str]) -> list[Question
     return questions
 
 
-def _named_questions(place: Path) -> tuple[set[str], set[tuple[str, str]]]:
-    """Return the texts, and the data sets with ids, of the questions in a run's folder or a file."""
+def _named_questions(place: Path) -> set[str]:
+    """Return the texts of the questions in a run's folder or a file."""
     texts: set[str] = set()
-    ids: set[tuple[str, str]] = set()
     if not place.exists():
         raise DataError(f"{place} does not exist; name a run, an online training or a file with --exclude")
     problems = RowProblems(str(place))
     for number, row in _rows_of_folder(place) if place.is_dir() else read_rows(place, problems):
-        text, dataset = row.get("question"), row.get("dataset")
-        row_id = text_id(row.get("question_id", row.get("id")))
+        text = row.get("question")
         if isinstance(text, str) and text.strip():
             texts.add(common_text(text))
-        elif row_id is None or not isinstance(dataset, str):
-            problems.add("neither question nor dataset and id", number)
-        if row_id is not None and isinstance(dataset, str):
-            ids.add((dataset, row_id))
-    problems.check("Give each row the text of a question, or its data set and id.")
-    return texts, ids
+        else:
+            problems.add("question missing or empty", number)
+    problems.check("Give each row the text of a question.")
+    return texts
 
 
 def _rows_of_folder(folder: Path) -> Iterator[NumberedRow]:
     """Yield a row with each question of a finished run or of an online training."""
-    columns = ("dataset", "question_id", "question")
+    columns = ("question",)
     if files := sorted((folder / "rollouts").glob("step-*.parquet")):
         for file in files:
             for batch in read_batches(file, rollout_schema(), columns=columns):
@@ -203,10 +196,8 @@ def _file_name(path: Path) -> str:
 
 def _hub_rows(name: str, split: str | None) -> Iterator[NumberedRow]:
     if name not in KNOWN:
-        nearest = difflib.get_close_matches(name, KNOWN, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise DataError(
-            f"data set {quoted(name)} is neither a file nor a known name; {hint}known: demo, {', '.join(KNOWN)}, "
+            f"data set {quoted(name)} is neither a file nor a known name; known: demo, {', '.join(KNOWN)}, "
             f"or a path that ends in {', '.join(SUFFIXES)}"
         )
     split = split or KNOWN[name][0]
@@ -234,9 +225,7 @@ def _hub_rows(name: str, split: str | None) -> Iterator[NumberedRow]:
 def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> list[Question]:
     questions: list[Question] = []
     seen: set[str] = set()
-    columns: set[str] = set()
     for number, row in rows:
-        columns |= row.keys()
         row_id, text = text_id(row.get("id")), row.get("question")
         given = [row[name] for name in _ANSWERS if row.get(name) is not None]
         answers = _answers(given[0]) if given else ()
@@ -256,28 +245,19 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
         elif row_id is not None:
             shown, answers = redact_data((valid_unicode(text), answers), "a question")
             questions.append(Question(row_id, shown, answers, dataset, _metadata(row)))
-    missing = [name for name in ("id", "question") if columns and name not in columns]
-    problems.check(
-        f"There is no {' and no '.join(missing)} column among {quoted(', '.join(sorted(columns)))}: rename or add one."
-        if missing
-        else "Repair or remove these rows; ids have to differ as text (1 and '1' are the same)."
-    )
+    problems.check("Repair or remove these rows; ids have to differ as text (1 and '1' are the same).")
     if not questions:
         raise DataError(f"{problems.source}: no questions in it; give rows of id, question and golden_answers")
     return questions
 
 
 def _answers(value: object) -> tuple[str, ...]:
-    """Return the non-empty golden answers in a list, an array, a single value, or a JSON list written as text.
+    """Return the non-empty golden answers in a list, an array, or a single value.
 
-    >>> _answers('["Bob", "Rob"]'), _answers(1755)
+    >>> _answers(["Bob", "Rob"]), _answers(1755)
     (('Bob', 'Rob'), ('1755',))
     """
     value = _plain(value)
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        # An answer may start with a bracket, too.
-        with contextlib.suppress(ValueError):
-            value = _plain(parse_json(value))
     items = value if isinstance(value, list) else [value]
     texts = (str(item) for item in items if isinstance(item, str | int | float) and not isinstance(item, bool))
     return tuple(valid_unicode(text) for text in texts if text.strip())

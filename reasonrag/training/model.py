@@ -157,9 +157,7 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
             dtype,
             copies=copies,
             revision=options["revision"],
-            doing="training it",
-            remedy="a smaller model, or a machine with more memory",
-            instead=(dtype, 1, "--method lora"),
+            remedy="a smaller model, --method lora, or a machine with more memory",
         )
     model = _load_base(source.base, options)
     if not source.is_adapter:

@@ -51,7 +51,7 @@ def closed_port() -> Iterator[int]:
 # one of each kind, from the command line.
 NO_SERVER = "http://127.0.0.1:9"
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "an unknown data set": (("--dataset", "hotpot", *EXTRACTIVE), "did you mean 'hotpotqa'?"),
+    "an unknown data set": (("--dataset", "hotpot", *EXTRACTIVE), "neither a file nor a known name"),
     "no Hub in offline mode": (("--dataset", "hotpotqa", *EXTRACTIVE), "'hotpotqa'"),
     "questions that are not there": (("--dataset", "none.jsonl", *EXTRACTIVE), "none.jsonl"),
     "a corpus that is not there": (("--corpus", "none.jsonl", *EXTRACTIVE), "none.jsonl"),

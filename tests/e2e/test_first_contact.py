@@ -98,10 +98,10 @@ def test_a_prompt_that_is_longer_than_the_context(tiny: Path, tmp_path: Path, fi
 
 def test_too_little_memory_for_the_weights(huge: Path, tmp_path: Path) -> None:
     line = last_line(2, *DEMO, "--policy", f"hf:{huge}", "--out", tmp_path / "run")
-    assert "loading it takes at least 2,199 GB of memory (1,099.51 billion parameters, as in the files)" in line
+    assert "it takes at least 2,199.0 GB of memory (1,099.51 billion parameters)" in line
     assert "GB are free; take a smaller model" in line
     pairs = write_pairs(tmp_path / "pairs")
     full = ("sft", "train", "--data", pairs, "--model", huge, "--method", "full", "--set", "device=cpu")
     line = last_line(2, *full, "--out", tmp_path / "sft")
-    assert "training it takes at least 17,592 GB of memory" in line
-    assert line.endswith("GB are free; take a smaller model, or a machine with more memory")
+    assert "it takes at least 17,592.2 GB of memory" in line
+    assert line.endswith("GB are free; take a smaller model, --method lora, or a machine with more memory")

@@ -94,8 +94,7 @@ def test_vllm_in_this_process_reads_sampled_ids_and_reports_logprobs_at_the_temp
     chat = ChatTemplate.load(str(tiny_model))
     prompt = open_turn(chat)
     engine = VLLMEngine(
-        str(tiny_model),
-        engine_args={"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "gpu_memory_utilization": 0.2},
+        str(tiny_model), dtype="float32", enforce_eager=True, max_model_len=512, gpu_memory_utilization=0.2
     )
     completion = completed(engine, prompt, Sampling(temperature=0.7, max_tokens=12, seed=3))
     assert completion.prompt_token_ids == chat.token_ids(prompt)

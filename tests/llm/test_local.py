@@ -36,11 +36,6 @@ def test_the_same_seed_gives_the_same_text_alone_and_among_others(tiny_llm):
     assert together.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
 
 
-def test_without_a_seed_two_requests_differ(tiny_llm):
-    unseeded = Sampling(max_tokens=24)
-    assert ask(tiny_llm, sampling=unseeded)[0].text != ask(tiny_llm, sampling=unseeded)[0].text
-
-
 def test_sample_i_of_n_is_the_sample_of_seed_plus_i(tiny_llm):
     four = ask(tiny_llm, sampling=Sampling(n=4, max_tokens=24, seed=11))
     singly = [ask(tiny_llm, sampling=Sampling(max_tokens=24, seed=11 + i))[0].text for i in range(4)]
@@ -55,14 +50,13 @@ def test_sample_i_of_n_is_the_sample_of_seed_plus_i(tiny_llm):
     "one line that names the tensor, and no NaN in the journal",
     before="cause 'bug:ValueError Out of range float values', or the advice to raise --max-tokens",
 )
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_policy_with_nan_weights_says_which(tiny_model, figure, temperature):
+def test_a_policy_with_nan_weights_says_which(tiny_model, figure):
     llm = TransformersLLM(str(tiny_model), device="cpu")
     name, weight = list(llm.model.named_parameters())[4]
     with torch.no_grad():
         weight.view(-1)[7] = float("nan")
     with pytest.raises(RunError, match=rf"its weights hold NaN or infinities, first in {name};") as error:
-        ask(llm, sampling=Sampling(max_tokens=3, temperature=temperature, seed=1))
+        ask(llm, sampling=Sampling(max_tokens=3, seed=1))
     figure(str(error.value).partition(";")[0])
     asyncio.run(llm.aclose())
 
@@ -76,7 +70,7 @@ def test_global_random_state_is_neither_read_nor_changed(tiny_llm):
     assert ask(tiny_llm)[0] == first
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.7])
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.7])
 def test_logprobs_are_those_of_a_plain_forward_pass_at_the_sampling_temperature(tiny_llm, temperature):
     requests = [(prompt, Sampling(temperature=temperature, top_p=0.8, max_tokens=20, seed=1)) for prompt in OTHERS]
     for (completion,) in ask_together(tiny_llm, requests):
@@ -144,7 +138,6 @@ def small_model(kind: str):
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     own = {
-        "llama": {},
         "gemma3_text": {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16},
         "lfm2": {"layer_types": ["conv", "full_attention"]},
     }[kind]
@@ -155,7 +148,7 @@ def small_model(kind: str):
     return AutoModelForCausalLM.from_config(config)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "lfm2"])
+@pytest.mark.parametrize("kind", ["gemma3_text", "lfm2"])
 def test_rows_of_one_prompt_share_it_and_leave_the_batch_when_they_are_done(kind, tiny_llm):
     model, llm = small_model(kind), TransformersLLM.borrowing(tiny_llm.chat, name="policy", batch_size=8)
     shapes: list[tuple[int, ...]] = []
@@ -170,16 +163,6 @@ def test_rows_of_one_prompt_share_it_and_leave_the_batch_when_they_are_done(kind
             (alone,) = ask(llm, *request)
             assert completion.token_ids == alone.token_ids
             assert completion.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
-    asyncio.run(llm.aclose())
-
-
-def test_a_model_whose_state_is_no_cache_of_keys_and_values_is_refused(tiny_llm):
-    from transformers import MambaConfig, MambaForCausalLM
-
-    llm = TransformersLLM.borrowing(tiny_llm.chat, name="policy")
-    model = MambaForCausalLM(MambaConfig(vocab_size=400, hidden_size=8, num_hidden_layers=1, state_size=2))
-    with pytest.raises(ConfigError, match="policy is a MambaForCausalLM"), llm.lent(model):
-        pass
     asyncio.run(llm.aclose())
 
 
@@ -223,14 +206,6 @@ def test_an_end_token_is_kept_though_it_is_the_padding_too(biased_llm):
         assert_logprobs_are_real(llm.model, row)
 
 
-def test_a_model_that_says_nothing_gives_the_end_token_alone(biased_llm):
-    llm, bias = biased_llm
-    bias[llm.chat.tokenizer.eos_token_id] = 1e4
-    (completion,) = ask(llm)
-    assert (completion.text, completion.finish_reason) == ("", FinishReason.STOP)
-    assert completion.token_ids == (llm.chat.tokenizer.eos_token_id,)
-
-
 def test_a_prompt_that_fills_the_context_is_an_error_for_its_caller_alone(tiny_llm):
     long = Prompt((Message("user", "river " * 2000),))
 
@@ -247,8 +222,3 @@ def test_a_folder_without_a_model_is_one_clear_line(tmp_path):
     with pytest.raises(ConfigError, match="cannot be loaded") as caught:
         TransformersLLM(str(tmp_path))
     assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_dtype_is_refused(tiny_model):
-    with pytest.raises(ConfigError, match="float99"):
-        TransformersLLM(str(tiny_model), dtype="float99")

@@ -99,28 +99,18 @@ def test_a_split_is_that_of_one_set_or_of_all():
         keys("demo,demo:train")
 
 
-@pytest.mark.parametrize(
-    ("rows", "left"),
-    [
-        ([{"question": " who was the captain of  ORLANDIS? "}], "12345"),
-        ([{"dataset": "ships", "id": "2"}, {"dataset": "ships", "id": 3}], "0145"),
-        ([{"dataset": "ships", "question_id": "4", "chosen": "x"}], "01235"),
-        ([{"id": "0", "question": "Something else?"}], "012345"),
-        ([{"dataset": "towns", "id": "0"}], "012345"),
-    ],
-)
-def test_a_file_names_questions_by_text_or_by_data_set_and_id(rows, left, both, tmp_path):
-    other = tmp_path / "other" / "ships.jsonl"
-    other.parent.mkdir()
+def test_a_file_names_questions_by_text_whatever_their_ids(both, tmp_path):
+    other = tmp_path / "other.jsonl"
+    rows = ({"id": "3", "question": " who was the captain of  ORLANDIS? "}, {"id": "1", "question": "Something else?"})
     other.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "".join(key[1] for key in keys("ships.jsonl", questions__exclude=str(other))) == left
+    assert [key[1] for key in keys("ships.jsonl", questions__exclude=str(other))] == list("12345")
 
 
 def test_what_cannot_be_left_out_is_refused(both, tmp_path):
     with pytest.raises(DataError, match=r"names all questions"):
         keys("ships.jsonl", questions__exclude="ships.jsonl")
     Path("odd.jsonl").write_text('{"text": "no question"}\n')
-    with pytest.raises(DataError, match=r"neither question nor dataset and id in 1 row \(1\)"):
+    with pytest.raises(DataError, match=r"question missing or empty in 1 row \(1\)"):
         keys("ships.jsonl", questions__exclude="odd.jsonl")
     with pytest.raises(RunError, match=r"run\.json"):
         keys("ships.jsonl", questions__exclude=str(tmp_path))

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reasonrag.core.errors import DataError, RunError
-from reasonrag.storage.parquet import ShardWriter, pack, read_parquet, read_shards, unpack, write_parquet
+from reasonrag.storage.parquet import ShardWriter, pack, read_parquet, read_shards, write_parquet
 from reasonrag.storage.tables import pair_schema, tree_schema
 
 ROW = {"question_id": "1", "dataset": "d", "margin": 0.5, "prompt": [{"role": "user", "content": "x" * 50}]}
@@ -27,11 +27,6 @@ def test_a_column_of_nulls_or_whole_numbers_keeps_its_type(tmp_path, figure):
     different = {str(schema) for schema in schemas}
     figure(f"{len(kinds)} shards, schemas among them: {len(different)}")
     assert len(different) == 1 and schemas[0].field("chosen_reward").type == "double"
-
-
-def test_packed_rows_come_back():
-    rows = [dict.fromkeys(pair_schema().names) | row for row in pair_rows(3)]
-    assert unpack(pack(rows, pair_schema())).to_pylist() == rows
 
 
 def test_what_is_no_number_is_not_packed():
@@ -66,11 +61,6 @@ def test_no_rows_are_no_shard_and_drop_those_of_before(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(RunError, match="0 shards"):
         list(read_shards(tmp_path, "test", pair_schema()))
-
-
-def test_an_empty_table_can_be_kept(tmp_path):
-    ShardWriter(tmp_path, "nodes", tree_schema(), shard_rows=2, keep_empty=True).close()
-    assert list(read_shards(tmp_path, "nodes", tree_schema())) == []
 
 
 def test_what_a_killed_writer_left_is_cleared_away(tmp_path):

@@ -67,8 +67,6 @@ def test_all_kinds_of_file_give_the_same_questions(tmp_path: Path) -> None:
     ("given", "read"),
     [
         ("Bob", ("Bob",)),
-        ('["Bob", "Rob"]', ("Bob", "Rob")),
-        ("[sic] Bob", ("[sic] Bob",)),
         (["Bob", None, "", " "], ("Bob",)),
         ([1755], ("1755",)),
         (1755, ("1755",)),
@@ -135,11 +133,6 @@ def test_ids_that_differ_only_as_number_and_text_collide(tmp_path: Path, figure:
     assert "duplicate id in 1 row (2 '1')" in message
 
 
-def test_many_bad_rows_are_counted_and_five_of_them_named(tmp_path: Path) -> None:
-    message = refusal(write(tmp_path / "a.jsonl", *(row(f"q{i}", question="") for i in range(9))))
-    assert "question missing or empty in 9 rows (1, 2, 3, 4, 5, ...)" in message
-
-
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"x" * 10_000)[:-20])
     (tmp_path / "text.jsonl.gz").write_bytes(b"plain text")
@@ -153,17 +146,13 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     assert "list of rows" in messages["one.json"] and "unknown kind of file" in messages["a.csv"]
 
 
-def test_unknown_name_gets_the_nearest_one_and_the_list() -> None:
+def test_unknown_name_gets_the_list() -> None:
     message = refusal("hotpot_qa")
-    assert "did you mean 'hotpotqa'?" in message and all(name in message for name in KNOWN)
+    assert all(name in message for name in KNOWN)
 
 
 def test_unknown_split_gets_the_list() -> None:
     assert "no split 'train'; it has test" in refusal("popqa", split="train")
-
-
-def test_a_file_has_no_splits(tmp_path: Path) -> None:
-    assert "no splits" in refusal(write(tmp_path / "a.jsonl", row()), split="dev")
 
 
 def test_limit_takes_a_seeded_sample_in_file_order(tmp_path: Path) -> None:
@@ -189,14 +178,9 @@ PARAGRAPHS = [("Jaws", "A film. By Spielberg."), ("Ed Wood", "A director.")]
     ],
 )
 def test_paragraphs_are_read_from_every_layout(metadata: dict[str, object]) -> None:
-    corpus = paragraph_corpus([Question("1", "?", ("a",), metadata=metadata)])
+    corpus = paragraph_corpus([Question(name, "?", ("a",), metadata=metadata) for name in ("1", "2")])
     assert [(p.title, p.text) for p in corpus] == PARAGRAPHS
     assert corpus[0].id == hashlib.sha1(b"Jaws\nA film. By Spielberg.").hexdigest()[:12]
-
-
-def test_a_paragraph_of_two_questions_comes_once() -> None:
-    context = {"context": [["Jaws", ["A film."]]]}
-    assert len(paragraph_corpus([Question(str(i), "?", ("a",), metadata=context) for i in range(2)])) == 1
 
 
 @pytest.mark.parametrize("metadata", [{}, {"context": []}, {"context": {}}, {"context": [["Jaws", []]]}])
@@ -227,19 +211,7 @@ def test_fingerprint_follows_ids_texts_answers_and_order() -> None:
 
 @pytest.mark.data
 @needs_data
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("2wikimultihopqa", 445),
-        ("bamboogle", 125),
-        ("hotpotqa", 335),
-        ("musique", 221),
-        ("nq", 680),
-        ("popqa", 644),
-        ("retrievalqa", 123),
-        ("triviaqa", 644),
-    ],
-)
+@pytest.mark.parametrize(("name", "count"), [("2wikimultihopqa", 445), ("musique", 221), ("popqa", 644)])
 def test_real_files_load_whole(name: str, count: int) -> None:
     questions = load_questions(str(DATA / f"questions/{name}.jsonl"))
     assert len(questions) == count and {q.dataset for q in questions} == {name}
