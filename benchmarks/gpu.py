@@ -6,10 +6,8 @@
 The policy has about 250 M random weights, in vLLM where it is installed, else in transformers. Random weights write
 nothing that can be parsed: the engine gets the real prompts, writes as many tokens as a policy would (lognormal, median
 60), and the search reads a stub's words instead. Then the same requests are sent again, all at once, to an engine with
-an empty prefix cache: the search can be no quicker than that. Both take turns. Before it, what the two engines of a
-trainer write beside `generate`, with weights in the shape of Qwen2.5-0.5B: prompts of which no two begin alike, replies
-all of one length, or of the lengths of a search. Training steps are those of `benchmarks/training.py`, with a model of
-about 470 M weights and a vocabulary of 262,144 tokens. Below 9 minutes.
+an empty prefix cache: the search cannot be quicker than that. Both take turns. Training steps are those of
+`benchmarks/training.py`, with a model of about 470 M weights and a vocabulary of 262,144 tokens. Below 9 minutes.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -33,7 +29,7 @@ from typing import Any, ClassVar
 from benchmarks import stub, training
 from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
-from reasonrag.core.types import Completion, Message, Prompt, Question, Span
+from reasonrag.core.types import Completion, Prompt, Question
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.mcts import TreeSearch
@@ -187,73 +183,6 @@ def shared(texts: list[str]) -> float:
     return sum(common_length(a, b) for a, b in zip(["", *texts], texts, strict=False)) / sum(map(len, texts))
 
 
-@contextmanager
-def engines(model: Any, chat: Any, batch: int) -> Iterator[dict[str, Callable[[list[Asked]], float]]]:
-    """What answers requests with these weights, in batches of so many rows: each returns its seconds."""
-    from transformers import GenerationConfig
-
-    from reasonrag.llm.local import TransformersLLM, left_padded
-
-    def generate(asked: list[Asked]) -> float:
-        started = time.perf_counter()
-        for first in range(0, len(asked), batch):
-            part = asked[first : first + batch]
-            rows = [chat.token_ids(prompt) for prompt, _ in part]
-            ids, mask = left_padded(rows, model.device)
-            longest = max(sampling.max_tokens for _, sampling in part)
-            law = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=longest, pad_token_id=0)
-            model.generate(input_ids=ids, attention_mask=mask, generation_config=law)[:, -1].tolist()
-        return time.perf_counter() - started
-
-    engine = TransformersLLM.borrowing(chat, name="hf", batch_size=batch)
-
-    def answer(asked: list[Asked]) -> float:
-        with engine.lent(model):
-            return asyncio.run(replay(engine, asked))
-
-    yield {"generate": generate, "hf:": answer}
-    asyncio.run(engine.aclose())
-
-
-def batch_figures(table: Table, folder: str, tiny: bool) -> None:
-    import torch
-
-    from reasonrag.llm.chat_template import ChatTemplate
-    from reasonrag.llm.local import load_model
-
-    shape = {"layers": 1, "width": 64} if tiny else {"layers": 24, "width": 896, "vocabulary": 151_936, "inner": 4864}
-    path = write_policy(Path(folder, "batches"), **shape)
-    model, chat = load_model(path), ChatTemplate.load(path)
-    model.generation_config.eos_token_id = None
-    draws = Random(0)
-    prompts = []
-    for _ in range(8 if tiny else 128):
-        ids = tuple(draws.randrange(len(chat.tokenizer)) for _ in range(20 if tiny else 500))
-        prompts.append(Prompt((Message("user", "?"),), (Span("", ids, by_policy=True),)))
-    workloads = {
-        f"{count} at once": (count, [8 if tiny else 128] * count) for count in ((2,) if tiny else (8, 32, 128))
-    }
-    of_search = [min(max(round(60 * math.exp(draws.gauss(0, 0.6))), 8), 512) for _ in prompts[:64]]
-    workloads["32 at once, lengths of a search"] = (32, of_search)
-    for title, (batch, wanted) in workloads.items():
-        print(f"{title} ...", file=sys.stderr)
-        asked = [(prompts[seed], Sampling(max_tokens=length, seed=seed)) for seed, length in enumerate(wanted)]
-        with engines(model, chat, batch) as answer:
-            for name in answer:
-                answer[name]([(prompt, Sampling(max_tokens=4)) for prompt, _ in asked[:batch]])
-                table.row(f"{title}: {name}", sum(wanted) / answer[name](asked), "tokens a second")
-    with engines(model, chat, 32) as answer:
-        for name in answer:
-            table.row(f"one token for one prompt: {name}", answer[name](asked[:1]), "s")
-    size, prompt = f"{model.num_parameters() / 1e6:,.0f} M random weights", len(chat.token_ids(prompts[0]))
-    table.note(
-        f"at once: {size} in bfloat16, {prompt} tokens of prompt, 128 written; of a search {len(of_search)} replies of "
-        f"{median(of_search):.0f} in the median and {max(of_search)} at most"
-    )
-    del model
-    torch.cuda.empty_cache()
-
-
 def train_figures(table: Table, folder: str, turns: int, tiny: bool) -> None:
     from transformers import AutoTokenizer
 
@@ -264,7 +193,7 @@ def train_figures(table: Table, folder: str, turns: int, tiny: bool) -> None:
     sizes: dict[str, Any] = {"layers": 1, "prompt": 20, "completion": 5, "width": 32}
     if not tiny:
         sizes = {"layers": 8, "prompt": 1000, "completion": 60, "width": 1024}
-    training.large(bench, turns, **sizes, everything=True, limit="<= 1.02")
+    training.large(bench, turns, **sizes, limit="<= 1.02")
 
 
 def main() -> None:
@@ -285,7 +214,6 @@ def main() -> None:
     try:
         if given.tiny:
             given.questions, given.iterations, given.rounds, given.turns = 2, 2, 1, 1
-        batch_figures(table, folder, given.tiny)
         train_figures(table, folder, given.turns, given.tiny)
         shape = {"layers": 2, "width": 64} if given.tiny else {"layers": 16, "width": 1024}
         engine, name = open_engine(write_policy(Path(folder, "policy"), **shape))

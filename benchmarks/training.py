@@ -1,6 +1,6 @@
-"""What a training step of ours costs next to plain TRL's: DPO, and with `--all` SFT and GRPO.
+"""What a training step of ours costs next to plain TRL's: DPO.
 
-    python -m benchmarks training [--all] [--turns 2] [--prompt 200] [--completion 20] [--layers 8 | --model DIR]
+    python -m benchmarks training [--turns 2] [--prompt 200] [--completion 20] [--layers 8 | --model DIR]
 
 The trainers of a table take turns in one process with one thread, so whatever else the machine does hits all alike. A
 step is collating, forward, backward and the optimizer; its figure is CPU seconds. Ratios are medians over turns of ours
@@ -174,19 +174,17 @@ def large(
     layers: int,
     prompt: int,
     completion: int,
-    everything: bool,
     model: str | None = None,
     width: int = 128,
     limit: str = "<= 0.6",
 ) -> None:
-    """DPO, SFT and GRPO's loss with a vocabulary of 262,144 tokens, or on the model in a folder."""
+    """DPO with a vocabulary of 262,144 tokens, or on the model in a folder."""
     import torch
     from datasets import Dataset
     from transformers import AutoConfig, AutoModelForCausalLM
-    from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer
 
-    from reasonrag.dpo.train import StepDPOTrainer, StepSFTTrainer
-    from reasonrag.training.trainer import GuardedTrainer
+    from reasonrag.dpo.train import StepDPOTrainer
 
     path = model or str(Path(bench.folder, "large"))
     if model is None:
@@ -198,22 +196,12 @@ def large(
         AutoModelForCausalLM.from_config(shape).save_pretrained(path)
     bench.use(path, bench.tokenizer, adapter=True)
     pair = token_pair(prompt, completion)
-    sides = [pair["chosen_ids"], pair["rejected_ids"]]
 
     class TokenRows(DPOTrainer):  # type: ignore[misc]
         """TRL's own trainer, spared the tokenizing that it knows no way around."""
 
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             return dataset
-
-    class GuardedGRPO(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
-        """What our trainer adds to TRL's loss."""
-
-    def rollouts(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        return {"prompt_ids": [pair["prompt_ids"]] * 2, "completion_ids": sides, "logprobs": None}
-
-    def reward(completions: list[Any], **columns: Any) -> list[float]:
-        return [0.0, 1.0]
 
     unlimited: dict[str, Any] = {"arguments": {"max_length": None}}
     rows = Dataset.from_list([pair])
@@ -224,29 +212,8 @@ def large(
     bench.compare("DPO, large vocabulary", steps, turns, limit=limit)
     made = Path(model).name if model else f"{layers} of Gemma 3's layers, {width} wide, {VOCABULARY:,} tokens"
     bench.table.note(
-        f"large: {made}, LoRA r 16; {prompt} "
-        f"tokens of prompt and {completion} that are scored; one pair a step, one row (SFT), two rollouts (GRPO)"
+        f"large: {made}, LoRA r 16; {prompt} tokens of prompt and {completion} that are scored; one pair a step"
     )
-    if not everything:
-        return
-    row = {"input_ids": pair["prompt_ids"] + sides[0], "labels": [-100] * prompt + sides[0]}
-    rows = Dataset.from_list([row])
-    steps = {
-        "TRL": bench.step(SFTTrainer, SFTConfig, rows, **unlimited),
-        "ours": bench.step(StepSFTTrainer, SFTConfig, rows, **unlimited),
-    }
-    bench.compare("SFT, large vocabulary", steps, 1, limit=limit)
-    rows = Dataset.from_list([{"prompt": "?"}] * 2)
-    given: dict[str, Any] = {
-        "rollout_func": rollouts,
-        "reward_funcs": [reward],
-        "arguments": {"num_generations": 2},
-    }
-    steps = {
-        "TRL": bench.step(GRPOTrainer, GRPOConfig, rows, **given),
-        "ours": bench.step(GuardedGRPO, GRPOConfig, rows, **given),
-    }
-    bench.compare("GRPO on given rollouts, large vocabulary", steps, 1, limit=limit)
 
 
 def main() -> None:
@@ -255,7 +222,6 @@ def main() -> None:
     from transformers.utils import logging
 
     parser = options(__doc__)
-    parser.add_argument("--all", action="store_true", help="also SFT and GRPO")
     parser.add_argument("--turns", type=int, default=2, help="DPO steps of each trainer on the large model")
     parser.add_argument("--prompt", type=int, default=200, help="tokens of a prompt for the large model")
     parser.add_argument("--completion", type=int, default=20, help="tokens that are scored, for the large model")
@@ -271,7 +237,7 @@ def main() -> None:
         bench = Bench(table, folder)
         small(bench)
         sizes = {"layers": given.layers, "prompt": given.prompt, "completion": given.completion}
-        large(bench, given.turns, **sizes, everything=given.all, model=given.model)
+        large(bench, given.turns, **sizes, model=given.model)
     table.show(given.json)
 
 
