@@ -194,7 +194,8 @@ def check_summary(out: Path) -> None:
     same_run = described == TrainingFolder(out).facts()["identity"]
     if not same_run or short_hash(described) != summary.get("name", short_hash(described)):
         raise RunError(f"{place} is of another training run, or was changed since it was written; copy it again")
-    for entry in summary.get("history") or ():  # where NaN and infinities are null
+    history = summary.get("history")
+    for entry in history if isinstance(history, list) else ():  # NaN and infinities are null there
         for name in ("loss", "eval_loss", "grad_norm"):
             if as_finite(entry.get(name, 0)) is None:
                 raise RunError(f"{place}: {name} of step {entry.get('step')} was not a finite number")
