@@ -37,7 +37,6 @@ COMMANDS = {
     "show": ("inspect.show", "Print the numbers of a run, or the tree of one question."),
     "verify": ("inspect.verify", "Check a run, tables, an index, a model; or what works on this machine."),
     "export": ("inspect.export", "Write the data of a run in the format of another tool."),
-    "import": ("inspect.import_", "Import preference pairs from another tool."),
     "publish": ("publish.publish", "Publish a data set or a policy on the Hugging Face Hub."),
     "index": ("index.index", "Build, serve and check search indexes."),
     "env": ("train.env", "Serve the rollout engine as an environment that other trainers train on."),

@@ -115,25 +115,6 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
     _exchange({**EXPORTERS, "flashrag": write_world}[form], f"--to {form}", run, out, given)
 
 
-@command("import")
-@click.argument("source", type=PATH)
-@click.option("--test", type=PATH, help="File of held-out pairs with the same fields.")
-@out("A folder that `dpo train --data` reads.")
-def import_(source: Path, out: Path, **given: Path | None) -> None:
-    """Import preference pairs of another tool: TRL's layouts, and the published RAG-ProGuide.
-
-    `dpo train --data SOURCE` reads the same files. Import them to keep them as Parquet, with unusable rows set aside.
-    Missing fields stay null, and pairs that contradict each other are named.
-
-    \b
-      reasonrag import RAG_ProGuide.json --out data/proguide
-      reasonrag dpo train --data data/proguide --model Qwen/Qwen2.5-7B-Instruct --out policies/proguide
-    """
-    from reasonrag.dpo.preferences import import_pairs
-
-    _exchange(import_pairs, "import", source, out, given)
-
-
 @command()
 @click.argument("paths", type=PATH, nargs=-1)
 @JSON
@@ -220,9 +201,5 @@ def _exchange(
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if unused := chosen.keys() - takes.keys():
         raise ConfigError(f"--{min(unused)} has no meaning for {choice}; leave it out")
-    if "log" in takes:
-        chosen["log"] = lambda line: print(printable(line))
     rows = ", ".join(f"{name} {count:,}" for name, count in tool(source, out, **chosen).items())
     print(printable(f"rows: {rows}\ndata: {out}"))
-    if (set_aside := out / "set_aside.jsonl").is_file() and set_aside.stat().st_size:
-        print(printable(f"set aside, with the reasons: {set_aside}"))

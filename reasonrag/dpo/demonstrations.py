@@ -1,4 +1,4 @@
-"""Demonstrations: the best whole trajectories of a run's trees, or of an evaluation, step by step.
+"""Demonstrations: the best whole trajectories of a run's trees, step by step.
 
 Pairs teach which of two steps is better, and hold only states in which siblings differ. A model that has never written
 a step needs every stage of good attempts, the answer at the last step included.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from reasonrag.core.config import Config, PolicyCard, load_config
+from reasonrag.core.config import PolicyCard
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import common_text
@@ -35,7 +35,7 @@ from reasonrag.formats import Format, open_format
 from reasonrag.spre import content_of, step_end
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_shards
-from reasonrag.storage.tables import trajectory_schema, tree_schema
+from reasonrag.storage.tables import tree_schema
 from reasonrag.training.settings import SFTSettings
 
 FORCED = "forced answer"
@@ -43,14 +43,13 @@ _NODE_COLUMNS = (
     *("dataset", "question_id", "question", "node_id", "parent_id", "depth", "action", "content", "stop_reason"),
     *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids", "passages", "f1"),
 )
-_ATTEMPT_COLUMNS = ("dataset", "question_id", "question", "stop_reason", "f1", "trajectory")
 _OPEN_TAG = re.compile(r"<\w+>$")
 _ACTIONS: dict[str, Callable[[str], Action]] = {"query": Search, "evidence": Note, "answer": Answer}
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """A complete trajectory: `steps` are rows with the columns of `tables.step`, and those of a node in a tree."""
+    """A complete trajectory: `steps` are the nodes of a tree from below the root to the answer."""
 
     question: Question
     steps: Sequence[Row]
@@ -66,19 +65,20 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     completes a turn of its format ends with the end-of-turn token, unless its sampled ids are known.
 
     Args:
-        data: folder of a run of build-tree, of an evaluation of one policy, or of one policy in an evaluation.
+        data: folder of a run of build-tree.
         settings: `per_question`, `min_reward` and `test_share` are used.
 
     Raises:
         DataError, RunError: the folder is missing, its tables are damaged, or no trajectory is good enough.
     """
-    config, fingerprint, questions = _open(named_path(data), data)
+    run = named_path(data)
+    config, summary = read_run(run)
     format = open_format(config)
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
     learned: list[_Attempt] = []
     question_count = learned_questions = 0
     first_of_text: dict[str, tuple[str, str]] = {}  # as in `repeated_questions`
-    for question, attempts in questions:
+    for question, attempts in _attempts(run):
         key = (question.dataset, question.id)
         split_key = first_of_text.setdefault(common_text(question.question), key)
         split = "test" if in_test_split(split_key, settings.test_share) else "train"
@@ -113,28 +113,12 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         "mean_f1": fmean(attempt.f1 for attempt in learned),
         "mean_steps": fmean(len(attempt.steps) for attempt in learned),
     }
-    card = PolicyCard.of(config.model_dump(mode="json"), fingerprint or format.fingerprint)
+    fingerprint = (summary.get("content") or {}).get("prompts") or format.fingerprint
+    card = PolicyCard.of(config.model_dump(mode="json"), fingerprint)
     return Preferences(splits["train"], splits["test"], card, noun="steps", trajectories=facts)
 
 
-def _open(path: Path, data: str) -> tuple[Config, str | None, Iterator[tuple[Question, list[_Attempt]]]]:
-    """Return the configuration, the fingerprint of the prompts if it is known, and the attempts at each question."""
-    if (path / "run.json").is_file() or ((path / "journal.sqlite").is_file() and not (path / "trajectories").is_dir()):
-        config, summary = read_run(path)
-        return config, (summary.get("content") or {}).get("prompts"), _of_trees(path)
-    folders = [path, *sorted(path.iterdir())] if path.is_dir() else []
-    policies = [folder for folder in folders if (folder / "trajectories").is_dir()]
-    if len(policies) == 1:
-        return load_config(file=policies[0] / "config.yaml"), None, _of_evaluation(policies[0])
-    if policies:
-        raise DataError(f"{data}: several policies were evaluated there; give the folder of one, such as {policies[0]}")
-    raise DataError(
-        f"{data}: no trees and no trajectories there; give the folder of a finished run of build-tree or of eval, or "
-        "learn the chosen steps of pairs with --examples chosen"
-    )
-
-
-def _of_trees(run: Path) -> Iterator[tuple[Question, list[_Attempt]]]:
+def _attempts(run: Path) -> Iterator[tuple[Question, list[_Attempt]]]:
     nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=_NODE_COLUMNS)
     for (dataset, id), tree in by_question(nodes):
         question = Question(id, tree[0]["question"], (), dataset)
@@ -146,30 +130,13 @@ def _of_trees(run: Path) -> Iterator[tuple[Question, list[_Attempt]]]:
         yield question, attempts
 
 
-def _of_evaluation(folder: Path) -> Iterator[tuple[Question, list[_Attempt]]]:
-    """Yield the attempts at each question, at all settings that were evaluated."""
-    attempts: dict[tuple[str, str], tuple[Question, list[_Attempt]]] = {}
-    stems = {file.name.rpartition("-of-")[0].rpartition("-")[0] for file in (folder / "trajectories").glob("*.parquet")}
-    for stem in sorted(stems):
-        rows = read_shards(folder / "trajectories", stem, trajectory_schema(), columns=_ATTEMPT_COLUMNS)
-        for row in rows:
-            question = Question(row["question_id"], row["question"], (), row["dataset"])
-            _, of_question = attempts.setdefault((question.dataset, question.id), (question, []))
-            if row["stop_reason"] != "no_answer":
-                forced = row["stop_reason"] == "forced_answer"
-                of_question.append(_Attempt(question, row["trajectory"], row["f1"], forced))
-    yield from attempts.values()
-
-
 def _steps(attempt: _Attempt, format: Format, read_ids: bool) -> Iterator[tuple[str, StepText]]:
     """Yield kind and text of every step, then the answer again: as one that is demanded, or as a choice if it was."""
     steps: tuple[Step, ...] = ()
     for number, row in enumerate(attempt.steps, 1):
         forced = attempt.forced and row is attempt.steps[-1]
-        # An evaluation keeps no stop strings.
-        stop = row.get("stop") or format.prompt(attempt.question, steps, final=forced).stop
-        prompt = read_prompt(attempt.steps[:number], stop, read_ids=read_ids)
-        end = step_end({**row, "stop": stop})
+        prompt = read_prompt(attempt.steps[:number], row["stop"], read_ids=read_ids)
+        end = step_end(row)
         # A search in a growing turn is followed by its passages; any other step ends the policy's turn.
         ends_turn = row["action"] == "answer" or not format.append_only
         if end == "stop" and _ids(row) is None and ends_turn:
@@ -195,7 +162,7 @@ def read_prompt(path: Sequence[Row], stop: Sequence[str], *, read_ids: bool) -> 
 
 
 def _ids(row: Row) -> tuple[int, ...] | None:
-    ids = row.get("token_ids")  # an evaluation keeps none
+    ids = row["token_ids"]
     return None if ids is None else tuple(ids)
 
 

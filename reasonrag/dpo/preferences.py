@@ -29,38 +29,32 @@ from pydantic import (
 )
 
 from reasonrag.core.config import POLICY_CARD, Config, PolicyCard, load_config
-from reasonrag.core.errors import ConfigError, DataError, RunError
+from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import (
     common_length,
     common_text,
     normalize_answer,
     quoted,
-    redact_data,
     valid_unicode,
 )
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.storage.files import short_hash, write_json, write_text
-from reasonrag.storage.folder import Folder, read_run
+from reasonrag.storage.files import short_hash
+from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import (
     NO_OBJECT,
     SUFFIXES,
     Row,
     RowProblems,
-    ShardWriter,
-    not_finite,
     raw_rows,
     read_batches,
     text_id,
 )
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
-SET_ASIDE = "set_aside.jsonl"
 _BY_PROMPT = "prompt "  # the group of a row without a question id begins with this
 _HUB_TIMEOUT_S = 10.0
 _HELD_OUT = ("test", "validation", "valid", "val", "dev", "eval")
-_IMPORTED = "pairs.json"  # `reasonrag pairs --out` writes a file of this name with its pairs, too
-_SHARD_ROWS = 50_000
 _NAMED_CONTRADICTIONS = 3
 _SIDES = ("chosen", "rejected")
 _TEXT_COLUMNS = ("prompt", *_SIDES)
@@ -749,93 +743,3 @@ def _content(kind: str, text: str) -> TypedText:
 
 def _key(*parts: object) -> bytes:
     return hashlib.sha256(repr(parts).encode()).digest()[:16]
-
-
-# Preferences of other tools, kept as our tables
-
-
-def import_pairs(source: Path, out: Path, *, test: Path | None = None, log: Any = print) -> dict[str, int]:
-    """Write a file's pairs to `out/train-*.parquet`, those of a held-out file to `out/test-*.parquet`.
-
-    Unusable rows are set aside: `set_aside.jsonl` holds each one, with its number and the reason. Secrets are replaced
-    in all rows. A single file is not split, because rows without question ids cannot be split by question.
-
-    Returns:
-        Rows by split, the number of rows `set_aside`, and of pairs that are `contradictory`. These are kept.
-
-    Raises:
-        DataError: a file cannot be read, or none of its rows is usable (the rows are named).
-        RunError: the folder holds other files, or is in use.
-    """
-    from reasonrag.storage.tables import pair_schema
-
-    files = {"train": source} | ({} if test is None else {"test": test})
-    if any(file.resolve().parent == out.resolve() for file in files.values()):
-        raise RunError(f"the pairs lie in {out}, the folder to be written; choose a new one for --out")
-    rules, counts, set_aside = PairRules(), {}, []
-    with Folder(out, "import of pairs", _IMPORTED).locked():
-        write_json(out / _IMPORTED, {})
-        for old in (*out.glob("*.parquet"), out / SET_ASIDE):  # half of two imports would look complete
-            old.unlink(missing_ok=True)
-        for split, file in files.items():
-            writer, problems = ShardWriter(out, split, pair_schema(), shard_rows=_SHARD_ROWS), RowProblems(str(file))
-            for number, given in _rows_of(file):
-                record = redact_data(given, "an imported row")
-                try:
-                    row = read_row(f"{file.name} row {number}", record)
-                    writer.add(as_pair(row, record))
-                    rules.add_row(split, row)
-                except Unusable as reason:
-                    problems.add(str(reason), number)
-                    set_aside.append({"file": file.name, "row": number, "reason": str(reason), "given": record})
-            if not writer.rows:
-                problems.check("The file has no other rows, so there is nothing to import.")
-                raise DataError(f"{file}: no rows in it")
-            writer.close()
-            counts[split] = writer.rows
-        if set_aside:
-            lines = [json.dumps(row, default=str) for row in set_aside]
-            write_text(out / SET_ASIDE, "\n".join(lines) + "\n")
-        counts |= {"set_aside": len(set_aside), "contradictory": rules.same_content}
-        write_json(out / _IMPORTED, counts)
-    if str(rules):
-        log(f"warning: {rules}; all are kept")
-    return counts
-
-
-def as_pair(row: CheckedRow, record: Mapping[str, Any]) -> Row:
-    """Return a row of `tables.pair_schema`; the columns of that schema are kept, converted to their types.
-
-    Raises:
-        Unusable: the table cannot hold the row.
-    """
-    import pyarrow as pa
-
-    from reasonrag.storage.tables import pair_schema
-
-    record, sides = _without_proguide_names(record), row.sides
-    if isinstance(sides, TextSides):
-        texts: dict[str, Any] = {"prompt": [{"role": "user", "content": sides.prompt}]}
-        texts |= {side: [{"role": "assistant", "content": getattr(sides, side)}] for side in _SIDES}
-    elif isinstance(sides, ChatSides):
-        texts = {name: getattr(sides, name) for name in _TEXT_COLUMNS}
-    else:
-        texts = {name: record.get(name) for name in _TEXT_COLUMNS}
-        if None in texts.values():
-            raise Unusable("a pair of whole trajectories, or of steps without a prompt, does not fit into a row")
-    for message in (message for messages in texts.values() for message in messages):
-        if any(value is not None for name, value in message.items() if name not in ("role", "content")):
-            raise Unusable("a message has more than a role and a content")
-    # Columns of ours that the source has are kept, others are not in the schema.
-    pair = {**record, **texts}
-    if row.group[1].startswith(_BY_PROMPT):
-        pair["question_id"] = None
-    elif record.get("question_id") is not None:
-        pair["question_id"] = row.group[1]
-    try:
-        batch = pa.RecordBatch.from_pylist([pair], schema=pair_schema())
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise Unusable(f"does not fit into the table of pairs: {error}") from None
-    if column := not_finite(batch):
-        raise Unusable(f"{column} holds NaN or an infinity")
-    return dict(batch.to_pylist()[0])

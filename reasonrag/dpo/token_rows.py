@@ -38,8 +38,6 @@ from reasonrag.dpo.preferences import (
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import PairSettings
 
-_QUANTILES = {"min": 0.0, "50 %": 0.5, "90 %": 0.9, "99 %": 0.99, "max": 1.0}
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -80,18 +78,15 @@ class Encoded:
         without_ids: of these, steps without known ids, so their text was encoded.
         of_another_tokenizer: of these, steps with ids that do not spell their text here, so it was encoded.
         differing: of these, steps with sampled ids, and a text that would have been encoded to others.
-        shifted: rows of plain text in which the tokens of the prompt are not a prefix of those of prompt and
-            completion, so that TRL's rule moves the end of the prompt into the scored tokens.
     """
 
     steps: int = 0
     without_ids: int = 0
     of_another_tokenizer: int = 0
     differing: int = 0
-    shifted: int = 0
 
     def summary(self) -> dict[str, Any]:
-        """Return the number of steps, and shares of it in [0, 1]; `shifted` is in the report of the lengths."""
+        """Return the number of steps, and shares of it in [0, 1]."""
         steps = max(self.steps, 1)
         return {
             "steps": self.steps,
@@ -160,8 +155,6 @@ def tokenise(
             f"{problem_count} of {encoded.steps} steps have no sampled token ids of this tokenizer: "
             "their text is encoded"
         )
-    if encoded.shifted:
-        log(f"{encoded.shifted} pairs: prompt and completion share a token, so the prompt's end is scored (TRL's rule)")
     if shared_prompts := len(rules.shared_texts):
         log(f"{shared_prompts} prompts are in both splits: held-out metrics are not of unseen prompts")
     splits = {"train": pairs[: len(train)], "test": pairs[len(train) :]}
@@ -178,7 +171,7 @@ def tokenise(
         "trajectories": preferences.trajectories,
         "contradictory": rules.summary(),
         "token_ids": encoded.summary(),
-        "lengths": {**lengths, "shifted": encoded.shifted, "shared_prompts": shared_prompts},
+        "lengths": {**lengths, "shared_prompts": shared_prompts},
     }
     return TokenPairs(kept["train"], kept["test"], source, checksum, preferences.card, encoded, facts)
 
@@ -289,7 +282,6 @@ class _Encoder:
             if not in_prompt == in_chosen == in_rejected:
                 break
             border += 1
-        self.counts.shifted += border < len(read)
         prompt_ids = read[:border]
         return (Segment(prompt_ids, with_chosen[border:]),), (Segment(prompt_ids, with_rejected[border:]),)
 
@@ -349,69 +341,31 @@ def fit(
         log: receives the report before a refusal.
         noun: name of a row in messages.
 
-    Returns:
-        In the report, `tokens` are quantiles of `prompt` (the longest of a pair), `chosen` and `rejected` (scored
-        tokens) and `total` (the longest sequence, which the limit bounds), each a length that occurs (nearest rank).
-
     Raises:
         DataError: more than `max_dropped` of a split is too long, or no pair is left to train on.
     """
-    pairs = [*splits["train"], *splits["test"]]
     # `[prompt + step]` tokens of one forward pass. A cut step would be another step, so pairs fit or are left out.
-    limit, limited_by = settings.max_length, "setting"
-    if limit is None:
-        limit, limited_by = max(pair.tokens for pair in pairs), "data"
-    if context is not None and context < limit:
-        limit, limited_by = context, "context"
-    quantiles = _quantiles(pairs)
-    log(f"{'tokens':<10}" + "".join(f"{name:>8}" for name in _QUANTILES))
-    for name, values in quantiles.items():
-        log(f"{name:<10}" + "".join(f"{value:>8}" for value in values.values()))
-    log(f"max_length {limit} (from the {limited_by}); nothing is cut")
+    longest = max(pair.tokens for members in splits.values() for pair in members)
+    limit = min(settings.max_length or longest, context or longest)
+    log(f"max_length {limit}, the longest of the {noun} has {longest} tokens; nothing is cut")
     kept: dict[str, list[Pair]] = {}
     left_out: dict[str, dict[str, int]] = {}
-    shares: dict[str, float] = {}
     for split, members in splits.items():
         kept[split] = [pair for pair in members if pair.tokens <= limit]
         by_depth = Counter(pair.depth for pair in members if pair.tokens > limit)
         left_out[split] = {str(depth): by_depth[depth] for depth in sorted(by_depth)}
-        shares[split] = by_depth.total() / max(len(members), 1)
+        share = by_depth.total() / max(len(members), 1)
         depths = ", ".join(f"{count} at depth {depth}" for depth, count in left_out[split].items())
-        more = f" ({shares[split]:.1%}: {depths})" if depths else ""
+        more = f" ({share:.1%}: {depths})" if depths else ""
         log(f"{by_depth.total()} of {len(members)} {split} {noun} left out as too long{more}")
-    for split, members in splits.items():
-        if shares[split] <= settings.max_dropped and (kept[split] or split == "test"):
+        if share <= settings.max_dropped and (kept[split] or split == "test"):
             continue
-        enough = math.ceil(shares[split] * 1000) / 1000  # rounded up, so that the advised share is enough
+        enough = math.ceil(share * 1000) / 1000  # rounded up, so that the advised share is enough
         advice = f"allow it with --max-dropped {enough:g}" if kept[split] else "nothing is left to train on"
         raise DataError(
-            f"{settings.data}: {len(members) - len(kept[split])} of {len(members)} {split} {noun} are longer than "
+            f"{settings.data}: {by_depth.total()} of {len(members)} {split} {noun} are longer than "
             f"{limit} tokens, the longest has {max(pair.tokens for pair in members)} (context of the model: "
             f"{context or 'unknown'}), and nothing is ever cut: raise --max-length up to that context, or {advice}"
         )
-    return kept, {
-        "tokens": quantiles,
-        "pairs": {split: len(members) for split, members in splits.items()},
-        "left_out": left_out,
-        "max_length": limit,
-        "limited_by": limited_by,
-        "share_left_out": shares,
-    }
-
-
-def _quantiles(pairs: Sequence[Pair]) -> dict[str, dict[str, int]]:
-    lengths: dict[str, list[int]] = {"prompt": [], "chosen": [], "rejected": [], "total": []}
-    for pair in pairs:
-        lengths["prompt"].append(max(len(segment.prompt_ids) for segment in (*pair.chosen, *pair.rejected)))
-        lengths["chosen"].append(sum(len(segment.completion_ids) for segment in pair.chosen))
-        if pair.rejected:  # single steps have no rejected side
-            lengths["rejected"].append(sum(len(segment.completion_ids) for segment in pair.rejected))
-        lengths["total"].append(pair.tokens)
-    quantiles: dict[str, dict[str, int]] = {}
-    for name, counts in lengths.items():
-        if counts:
-            counts.sort()
-            # Nearest rank: a quantile is a length that occurs.
-            ranks = {label: max(math.ceil(share * len(counts)) - 1, 0) for label, share in _QUANTILES.items()}
-            quantiles[name] = {label: counts[rank] for label, rank in ranks.items()}
-    return quantiles
+    counts = {split: len(members) for split, members in splits.items()}
+    return kept, {"longest": longest, "max_length": limit, "pairs": counts, "left_out": left_out}

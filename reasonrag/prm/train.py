@@ -39,7 +39,6 @@ _COLUMNS = (
     *("dataset", "question_id", "node_id", "parent_id", "depth", "action", "content", "visits", "f1"),
     *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids"),
 )
-GOOD = 0.5  # SPRE from which on a step is called good
 BINS = 10
 _MARGIN = 0.01  # siblings with a smaller difference of SPRE are not compared, as in pairs
 
@@ -168,8 +167,6 @@ def measures(
     Returns:
         `sibling_auc`: share of any two steps in one state, with different SPRE, that are in the right order, half for a
             tie: what choosing steps rests on.
-        `auc`: probability that a good step (SPRE of at least `good`) is valued more than one that is not, over all
-            questions; its interval is that of the linearised statistic (Obuchowski 1997, Biometrics 53, 567-578).
         `brier`: mean squared difference from SPRE; `usual_brier`: that of `usual`.
         `ece`: expected calibration error over ten equal bins; its interval keeps the sign of each bin's error.
     """
@@ -199,30 +196,13 @@ def measures(
 
     columns: dict[str, Measure] = {
         "sibling_auc": ratio(right, better),
-        "auc": _auc(values, targets >= GOOD, place),
         "brier": ratio(gap**2),
         "usual_brier": ratio((usual - targets) ** 2),
         "ece": ratio(sign * gap),
     }
     by_name = {name: interval and asdict(interval) for name, interval in intervals(columns, seed=0).items()}
     counts = {"steps": len(targets), "questions": len(names), "siblings": len(right)}
-    return {**by_name, **counts, "good": GOOD, "usual": usual}
-
-
-def _auc(values: Any, good: Any, place: Any) -> list[float | None]:
-    """Return a column by question with the AUC as its mean: each value is the AUC plus a share in the error."""
-    questions = int(place.max()) + 1
-    if good.all() or not good.any():
-        return [None] * questions
-    share = np.zeros(len(good))
-    for side, sign in ((good, 1.0), (~good, -1.0)):  # how often a step stands on the right side of the others
-        others = np.sort(sign * values[~side])
-        below = sum(np.searchsorted(others, sign * values[side], end) for end in ("left", "right"))
-        share[side] = below / 2 / len(others) / side.sum()
-    auc = share[good].sum()
-    share -= auc / np.where(good, good.sum(), (~good).sum())
-    column: list[float | None] = (auc + questions * np.bincount(place, share)).tolist()
-    return column
+    return {**by_name, **counts, "usual": usual}
 
 
 class PRMTrainer(GuardedTrainer):

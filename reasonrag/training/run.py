@@ -663,7 +663,7 @@ def summarise(
     includes earlier processes, and `facts` are further entries.
     """
     history = []
-    train = held_out = best = None
+    train = held_out = None
     for entry in state.log_history:
         # JSON has no NaN, so numbers that are not finite become null; `check_summary` refuses a loss of null.
         kept = {}
@@ -673,9 +673,6 @@ def summarise(
         history.append(kept)
         train = kept if "loss" in kept else train
         held_out = kept if "eval_loss" in kept or "eval_em" in kept else held_out
-        eval_loss = kept.get("eval_loss")
-        if eval_loss is not None and (best is None or eval_loss < best["eval_loss"]):
-            best = kept
     return {
         **facts,
         "name": short_hash(identity),
@@ -684,7 +681,6 @@ def summarise(
         "seconds": round(seconds, 2),
         "tokens_seen": int(state.num_input_tokens_seen),
         "final": {"train": train, "held_out": held_out},
-        "best_held_out": best,
         "settings": without_places(settings.model_dump(mode="json")),
         "identity": dict(identity),
         "versions": versions() | {name: metadata.version(name) for name in ("peft", "accelerate")},
@@ -695,7 +691,7 @@ def summarise(
 def panels(history: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """Return a panel for each metric of the log, by step, in training and on held-out questions.
 
-    Online training also gets one with the components of the reward, and one of held-out EM by seconds.
+    Online training also gets one with the components of the reward.
     """
     drawn = []
     for key, title in _CURVES.items():
@@ -704,16 +700,15 @@ def panels(history: Sequence[Mapping[str, Any]]) -> list[Panel]:
     components = sorted({key for entry in history for key in entry if key.startswith("reward/")})
     lines = _lines(history, {key.removeprefix("reward/"): key for key in components})
     drawn.append(Panel("components of the reward", "step", "mean", lines))
-    lines = _lines(history, {"held-out": "eval_em"}, x="seconds")
-    drawn.append(Panel("exact match by time", "seconds", "EM", lines))
     return [panel for panel in drawn if panel.lines] or drawn[:1]
 
 
-def _lines(history: Sequence[Mapping[str, Any]], keys: Mapping[str, str], *, x: str = "step") -> tuple[Line, ...]:
-    """Return a line for each key of the log that has any value; `keys` are by label, `x` is another key."""
+def _lines(history: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> tuple[Line, ...]:
+    """Return a line by step for each key of the log that has any value; `keys` are by label."""
     lines = []
     for label, key in keys.items():
-        entries = [entry for entry in history if entry.get(key) is not None and x in entry]
+        entries = [entry for entry in history if entry.get(key) is not None and "step" in entry]
         if entries:
-            lines.append(Line(label, [float(e[x]) for e in entries], [float(e[key]) for e in entries]))
+            steps = [float(entry["step"]) for entry in entries]
+            lines.append(Line(label, steps, [float(entry[key]) for entry in entries]))
     return tuple(lines)

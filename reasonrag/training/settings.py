@@ -107,8 +107,7 @@ class SFTSettings(PairSettings):
 
     examples: Literal["chosen", "trajectories"] = setting(
         "chosen",
-        "steps to learn: chosen ones of preference pairs, or all of the best trajectories of a run of build-tree or of "
-        "an evaluation",
+        "steps to learn: chosen ones of preference pairs, or all of the best trajectories of a run of build-tree",
         "--examples",
     )
     per_question: int = setting(2, "maximum trajectories of one question to learn", "--per-question", ge=1)

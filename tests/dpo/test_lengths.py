@@ -27,17 +27,17 @@ def test_the_longest_sequence_of_a_pair_is_what_counts():
 
 def test_without_a_setting_the_longest_pair_is_the_limit():
     kept, report = fitted([pair(10), pair(30)], [pair(40)], context=100)
-    assert (report["max_length"], report["limited_by"]) == (42, "data")
+    assert (report["max_length"], report["longest"]) == (42, 42)
     assert (len(kept["train"]), len(kept["test"])) == (2, 1)
 
 
 @pytest.mark.parametrize(
     ("max_length", "context", "used"),
-    [(20, 100, (20, "setting")), (20, 16, (16, "context")), (None, 16, (16, "context")), (20, None, (20, "setting"))],
+    [(20, 100, 20), (20, 16, 16), (None, 16, 16), (20, None, 20)],
 )
 def test_the_models_context_is_never_exceeded(max_length, context, used):
     _, report = fitted([pair(8), pair(30)], max_length=max_length, context=context, max_dropped=0.5)
-    assert (report["max_length"], report["limited_by"]) == used
+    assert report["max_length"] == used
 
 
 @pytest.mark.fault(
@@ -51,7 +51,6 @@ def test_long_pairs_are_left_out_whole_and_counted_by_split_and_depth(figure):
     figure(lines[-2])
     assert kept == {"train": [short, short], "test": [short]}
     assert report["left_out"] == {"train": {"0": 1, "3": 1}, "test": {"3": 1}}
-    assert report["share_left_out"] == {"train": 0.5, "test": 0.5}
     assert "2 of 4 train pairs left out as too long (50.0%: 1 at depth 0, 1 at depth 3)" in lines
 
 
@@ -75,10 +74,3 @@ def test_the_advised_share_is_enough():
 def test_nothing_left_to_train_on_is_refused_whatever_may_be_dropped():
     with pytest.raises(DataError, match="nothing is left to train on"):
         fitted([pair(500)], max_length=20, max_dropped=1.0)
-
-
-def test_quantiles_are_lengths_that_occur_before_anything_is_left_out():
-    _, report = fitted([pair(n, chosen=3, rejected=2) for n in range(1, 101)], max_length=50, max_dropped=1.0)
-    assert report["tokens"]["prompt"] == {"min": 1, "50 %": 50, "90 %": 90, "99 %": 99, "max": 100}
-    assert report["tokens"]["total"]["max"] == 103
-    assert (report["tokens"]["chosen"]["max"], report["tokens"]["rejected"]["min"]) == (3, 2)

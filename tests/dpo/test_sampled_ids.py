@@ -12,7 +12,6 @@ from importlib.resources import files
 import pytest
 
 from benchmarks.token_ids import AnyReasonRAG, AnySearchR1, AnyToolCalls, Recorded, score
-from reasonrag.dpo.preferences import as_pair, read_row
 from reasonrag.llm.base import Sampling
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema, tree_schema
@@ -87,4 +86,3 @@ def test_the_ids_that_are_scored_are_those_that_were_read_and_sampled(kind, form
     nodes = [node for node in read_shards(tmp_path / "run/trees", "nodes", tree_schema()) if node["token_ids"]]
     assert any(not policy.chat.decode(node["token_ids"]).endswith(node["text"]) for node in nodes)
     assert shape.append_only == any(row["turn"] for row in rows)
-    assert [as_pair(read_row("", row), json.loads(json.dumps(row))) for row in rows] == rows

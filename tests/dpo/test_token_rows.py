@@ -151,16 +151,6 @@ def test_a_chat_that_the_template_refuses_is_named(tmp_path):
         only([steps("a", "b")], chat)
 
 
-@pytest.mark.parametrize(("number", "shifted"), [(0, 1), (1, 0), (2, 1)])
-def test_prompts_that_merge_with_their_completion_are_counted(number, shifted, chat):
-    pairs, found = encode([row(TextSides(*TEXTS[number]))], chat)
-    prompt, chosen, _ = TEXTS[number]
-    (segment,) = pairs[0].chosen
-    assert found.shifted == shifted
-    whole = chat.tokenizer.decode(segment.prompt_ids + segment.completion_ids)
-    assert whole == prompt + chosen.removesuffix("<|end|>") + "<|end|>"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["tiny", "demo"])
 @pytest.mark.parametrize("layout", ["chat", "text"])

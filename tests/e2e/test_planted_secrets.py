@@ -334,19 +334,12 @@ def test_a_secret_among_settings_is_refused_and_not_repeated(
 
 def preferences(folder: Path) -> dict[str, Path]:
     """Files of other tools with a canary in each of their texts."""
-    said = SAID
-    pair = {"prompt": f"Say {said}", "chosen": f"<answer>{said} yes</answer>", "rejected": f"<answer>{said}</answer>"}
-    guide = {"instruction": said, "input": said, "prompt": f"System: {said}\nUser: {said}", "layer": 1}
-    guide |= {"chosen": pair["chosen"], "rejected": pair["rejected"]}
-    guide |= {"chosen_action_type": "Answer Generation", "rejected_action_type": "Answer Generation"}
-    written = {"trl": [pair, {"prompt": said}], "proguide": [guide, {"layer": said}]}
     texts = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
-    written["pairs"] = [
+    pairs = [
         {side: [{"role": role, "content": f"{side} {n} {CANARIES['HF_TOKEN']}"}] for side, role in texts.items()}
         for n in range(8)
     ]
-    files = {name: write_jsonl(folder / f"{name}.jsonl", rows) for name, rows in written.items()}
-    files["real"] = write_data(folder / "real")
+    files = {"pairs": write_jsonl(folder / "pairs.jsonl", pairs), "real": write_data(folder / "real")}
     for file in (folder / "real" / "questions").iterdir():
         file.write_text(file.read_text(encoding="utf-8").replace('?"', f'? {KEYS}"'), encoding="utf-8")
     return files
@@ -375,10 +368,8 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
     planned = ("--policy", "extractive", "--judge", asked.base_url, "--judge-model", "planner")
     commands: list[tuple[str | Path, ...]] = [
         ("build-tree", *sea.flags, "--policy", "extractive", "--iterations", "4", "--out", run),
-        ("import", given["trl"], "--out", out / "trl"),
         ("export", run, "--to", "search-r1", "--out", out / "search-r1"),
         ("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path", "--out", out / "hub"),
-        ("import", given["proguide"], "--out", out / "proguide"),
         ("pairs", run, "--min-margin", "0.05", "--out", out / "pairs"),
         ("report", run, "--out", out / "page"),
         ("export", run, "--to", "trl", "--tokenizer", model, "--out", out / "to-trl"),

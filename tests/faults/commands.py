@@ -244,11 +244,6 @@ class Commands:
         return self._command(lambda out: ("report", self.run, "--out", out), digests)
 
     @cached_property
-    def import_pairs(self) -> Command:
-        source = self.run / "pairs" / "train-00000-of-00001.parquet"
-        return self._command(lambda out: ("import", source, "--out", out), digests)
-
-    @cached_property
     def publish_dry_run(self) -> Command:
         flags = (write_run(self.folder / "staged"), "--repo-id", f"{USER}/mine", "--dry-run")
 

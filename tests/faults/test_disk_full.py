@@ -36,7 +36,6 @@ SIZES = {  # the smallest disk in kB, on which the first file has room; tries in
     "dpo train": (8, 0, 6),
     "rl train": (8, 0, 8),
     "report": (4, 0, 6),
-    "import pairs": (4, 1, 4),
     "publish dry-run": (4, 1, 12),
 }
 

@@ -25,7 +25,7 @@ from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import ConfigError, DataError, ReasonRAGError, RunError
 from reasonrag.core.settings import named_path, parse_assignment
 from reasonrag.core.text import parse_json, redact
-from reasonrag.dpo.preferences import Unusable, as_pair, read_row
+from reasonrag.dpo.preferences import Unusable, read_row
 from reasonrag.evaluation.run import check_names
 from reasonrag.formats import open_format
 from reasonrag.publish.hub import check_target
@@ -224,11 +224,11 @@ def test_any_questions(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
     figure(f"{tried:,} files: {outcomes['read']:,} read, {outcomes['refused']:,} refused, 0 other errors")
 
 
-@pytest.mark.fault("fuzz", "any rows for the importers, any log", "a pair, or one error that says why not")
+@pytest.mark.fault("fuzz", "any rows of pairs, any log", "a pair, or one error that says why not")
 def test_any_import(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
     def row(value: dict[str, Any]) -> None:
         with suppress(Unusable):
-            assert as_pair(read_row("", value), value)["chosen"]
+            assert read_row("", value).sides.chosen
 
     calls = st.fixed_dictionaries({"event": st.just("model"), "output": _VALUES, "input": _VALUES, "tools": _VALUES})
     sample = st.fixed_dictionaries(

@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory):
     out = tmp_path_factory.mktemp("trees") / "run"
-    build_trees(load_config(preset="demo", overrides={"questions.limit": 8, "search.iterations": 4}), out)
+    build_trees(load_config(preset="demo", overrides={"questions.limit": 6, "search.iterations": 3}), out)
     return out
 
 
 def settings(trees, **more):
-    few = {"data": str(trees), "test_share": 0.4, "max_steps": 6, "save_steps": 3, "trainer.eval_steps": 3}
+    few = {"data": str(trees), "test_share": 0.4, "max_steps": 4, "save_steps": 2, "trainer.eval_steps": 4}
     return validate(PRMSettings, gather(PRM_PRESETS, preset="demo", overrides=few | more))
 
 
@@ -87,7 +87,7 @@ def test_it_resumes_and_refuses_another_run(trained, trees, tmp_path):
         train_prm(settings(trees, alpha=1.0), out, log=lines.append)
     (out / "training.json").rename(tmp_path / "training.json")  # as if it had been killed at the end
     again = train_prm(settings(trees), out, log=lines.append).summary
-    assert any("resuming from checkpoint-6" in line for line in lines)
+    assert any("resuming from checkpoint-4" in line for line in lines)
     assert again["measures"] == summary["measures"]
 
 

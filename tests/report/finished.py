@@ -117,7 +117,7 @@ def _write_summary(
     folder: Path, stage: str, settings: RLSettings, history: list[dict[str, Any]], text: Texts, more: dict[str, Any]
 ) -> None:
     state = SimpleNamespace(global_step=history[-1]["step"], epoch=1.0, num_input_tokens_seen=99, log_history=history)
-    lengths = {"tokens": {"prompt": {"min": 1, "50 %": 2, "max": 3}}, "max_length": 12345}
+    lengths = {"longest": 3, "max_length": 12345}
     data = {"source": text(1), "checksum": "0", "train": {"pairs": 7}, "lengths": lengths}
     identity = {"beta": 0.3, "content.model": text(1)}
     facts = {"data": data, "model": {"name": text(1), "checksum": "0"}, "device": "a machine", "processes": 1, **more}
