@@ -1,4 +1,4 @@
-"""`index`: build an index, serve it, check it, measure its recall."""
+"""`index`: build an index, serve it, measure its recall."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from reasonrag.retrieval.base import Retriever
 
 _MOST_PASSAGES = 1000
-_SAMPLE = 200  # own passages that `doctor` searches for
 
 
 # How an index is searched: the fields of `RetrievalConfig`, by their own names.
@@ -126,25 +125,6 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
     kind = given.get("kind") or kinds(parts)[0]
     retriever = open_index(_retrieval(folder, given), trust_remote_code=trust_remote_code)
     sys.exit(serve_until_stopped(retriever, serving, about=f"{passages:,} passages, {kind}"))
-
-
-@index.command()
-@_open_options
-@click.argument("folder", type=PATH)
-def doctor(folder: Path, trust_remote_code: bool, **given: Any) -> None:
-    """Check an index. Read every byte, measure size and speed, and search for its own passages. Prints JSON.
-
-    \b
-      reasonrag index doctor indexes/mine
-    """
-    from reasonrag.commands.console import StageLines, error_console, log_plainly
-    from reasonrag.retrieval.measure import examine
-
-    log_plainly()
-    config = _retrieval(folder, given)
-    with StageLines(error_console()) as progress:
-        report = examine(config, trust_remote_code=trust_remote_code, sample=_SAMPLE, seed=0, progress=progress)
-    print(json.dumps(report, indent=2, allow_nan=False))
 
 
 @index.command()

@@ -40,7 +40,6 @@ _MOST_FINDINGS = 20
 @click.option("--without-trees", is_flag=True, help="Publish only the pairs of a run.")
 @click.option("--merged", is_flag=True, help="Publish an adapter merged into its model.")
 @click.option("--eval", "report", type=PATH, help="Folder of an evaluation; its metrics go on the card of a policy.")
-@click.option("--eval-policy", "name", help="Name of the policy in that evaluation (default: found by its weights).")
 def publish(
     path: Path, dry_run: bool, out: Path | None, without_trees: bool, allow: tuple[str, ...], **given: Any
 ) -> None:

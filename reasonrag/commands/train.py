@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
@@ -21,7 +20,7 @@ import click
 
 from reasonrag.commands.options import Group, configuration, given_settings, out, rare, settings, sources
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
-from reasonrag.core.text import duration, printable
+from reasonrag.core.text import printable
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
@@ -380,7 +379,7 @@ def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
                 "with `reasonrag build-tree --dataset ...`, or name a run, a file or a data set on the Hub with --data"
             )
         pairs = (read_json(run / "run.json") or {}).get("pairs", {}).get("total", 0)
-        log(f"data: {run}, the newest finished run in runs/ ({pairs:,} pairs, {_age(run / 'run.json')} old)")
+        log(f"data: {run}, the newest finished run in runs/ ({pairs:,} pairs)")
         data = str(run)
     if model is None:
         is_run = (Path(data) / "run.json").is_file()
@@ -440,7 +439,7 @@ def online_defaults(tree: Tree, log: Callable[[str], None]) -> dict[str, Any]:
                 "to go on from. Choose --preset demo-outcome (no GPU, no network), or --preset search-r1, hiprag, "
                 "search-p1 or when-to-search with --dataset (hotpotqa, ..., or a file)"
             )
-        log(f"model: {policy}, the newest policy of dpo train in runs/ ({_age(policy / 'training.json')} old)")
+        log(f"model: {policy}, the newest policy of dpo train in runs/")
         model = chosen["model"] = str(policy)
     if model is None:
         log(f"model: {PAPER_POLICY}, the paper's; --model chooses another")
@@ -495,7 +494,3 @@ def _newest(name: str, **expected: str) -> Path | None:
         if summary is not None and summary.items() >= expected.items():
             return file.parent
     return None
-
-
-def _age(file: Path) -> str:
-    return duration(max(time.time() - file.stat().st_mtime, 0))

@@ -17,7 +17,6 @@ from reasonrag.core.settings import (
     CHAT_TEMPLATE,
     Section,
     Tree,
-    constants,
     execution,
     gather,
     merge,
@@ -47,18 +46,8 @@ class QuestionsConfig(Section):
     world_seed: int = execution(0, "seed of the demo world", "--world-seed")
 
 
-# Former settings are read in the folders of earlier versions, while they have these values.
-_FORMER_SIMULATOR: Tree = {"temperature": 0.7, "max_tokens": 768, "noise": 0.0, "noise_steps": 0}
-
-
 class RetrievalConfig(Section):
     """Where to search. The fingerprint of the retriever, reranking included, is part of the identity of a run."""
-
-    former_execution = constants(
-        **{"rerank_depth": 20, "compress": None, "compress_keep": 0.5, "compress_model": None},
-        simulator=dict.fromkeys(("model", "last_noise", "spec", "input_price", "output_price"))
-        | {"api_key_env": "OPENAI_API_KEY", **_FORMER_SIMULATOR},
-    )
 
     kind: str | None = execution(
         None,
@@ -110,8 +99,6 @@ class RetrievalConfig(Section):
 
 class ModelConfig(Section):
     """A model. Its name, not its address, is part of the identity of a run."""
-
-    former_execution = constants(processed_logprobs=False, max_retries=8, threads=None)
 
     spec: str | None = execution(None, f"model that acts: {choices('policy')}", "--policy", env="REASONRAG_POLICY")
     model: str | None = execution(
@@ -173,12 +160,6 @@ class ModelConfig(Section):
 
 class JudgeConfig(Section):
     """A model that gives verdicts, by default with greedy decoding."""
-
-    former_execution = ModelConfig.former_execution | constants(
-        **{"api": "chat", "tokenizer": None, "revision": None, "trust_remote_code": False, "top_p": 1.0, "dtype": None},
-        **{"card": None, "chat_template": None, "seeded": True, "logprobs": False, "patience_s": 600.0},
-        **{"batch_size": 32, "device": None},
-    )
 
     spec: str | None = execution(
         None, "model that judges: as for --policy, or demo-judge[:WORLD_SEED[:ERROR]]", "--judge"
@@ -308,8 +289,6 @@ class RunConfig(StallConfig):
 
 class Config(Section):
     """Everything that a run depends on, section by section."""
-
-    former_execution = constants(baselines={"labels": None, "neighbours": 5, "encoder": "lexical", "threshold": 0.2})
 
     seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     questions: QuestionsConfig = QuestionsConfig()

@@ -14,7 +14,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -84,41 +84,17 @@ def execution(default: Any, description: str, flag: str | None = None, **options
     return field
 
 
-def constants(**values: Any) -> Tree:
-    """Declare the values of former settings; see `Section`."""
-    return values
-
-
 class Section(BaseModel):
-    """A frozen group of settings. An unknown key is an error, and so is a secret in any value.
-
-    Attributes:
-        former: settings of earlier versions that are constants now, with their values. They stay part of an identity,
-            so that earlier work with these values can be resumed.
-        former_execution: likewise, of settings that could not change a result.
-    """
+    """A frozen group of settings. An unknown key is an error, and so is a secret in any value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    former: ClassVar[Tree] = {}
-    former_execution: ClassVar[Tree] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _check_before_fields(cls, tree: Any) -> Any:
         # Before the fields are validated, because pydantic's messages quote the value, which may be a secret.
         _refuse_secrets(tree)
-        if not isinstance(tree, dict):
-            return tree
-        former, kept = {**cls.former, **cls.former_execution}, {}
-        for name, value in tree.items():
-            if name not in former:
-                kept[name] = value
-            elif value != former[name]:
-                raise ValueError(
-                    f"{name} was a setting of an earlier version and is always {former[name]!r} now; leave it out, or "
-                    "finish this work with that version"
-                )
-        return kept
+        return tree
 
     @field_validator("*", mode="before")
     @classmethod
@@ -282,7 +258,7 @@ def named_path(text: str) -> Path:
 
 def identity(settings: Section, prefix: str = "") -> dict[str, Any]:
     """Return the settings that can change a result, flat: `{"search.iterations": 64, ...}`."""
-    names = {f"{prefix}{name}": value for name, value in settings.former.items()}
+    names: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         if isinstance(value, Section):

@@ -27,7 +27,7 @@ from reasonrag.core.config import (
 )
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.settings import Section, Tree, constants, execution, gather, merge, read_yaml, setting, validate
+from reasonrag.core.settings import Section, Tree, execution, gather, merge, read_yaml, setting, validate
 from reasonrag.rewards.base import RewardSettings
 from reasonrag.training.settings import TrainSettings
 
@@ -38,9 +38,6 @@ class RolloutSettings(Section):
     With `top_p` below 1 they follow another distribution than the trainer's log-probabilities, which `importance`
     cannot correct: it has to be off then.
     """
-
-    former = constants(ahead=False)
-    former_execution = constants(served_model=None, concurrency=None)
 
     group_size: int = setting(
         8, "trajectories per question: G of GRPO; 1 is for ppo and reinforce++ only", "--group-size", ge=1
@@ -65,8 +62,6 @@ class RolloutSettings(Section):
 class SamplingSettings(Section):
     """DAPO's dynamic sampling: questions are drawn until no group has equal rewards (arXiv:2503.14476, sec. 3.2)."""
 
-    former_execution = constants(max_rounds=10)
-
     dynamic: bool = setting(
         False,
         "drop groups with equal rewards, and draw other questions until the batch is full (DAPO)",
@@ -77,8 +72,6 @@ class SamplingSettings(Section):
 class PPOSettings(Section):
     """Advantages of tokens, and PPO's value model. The defaults are verl's."""
 
-    former = constants(gamma=1.0, value_clip=0.5)
-
     lam: float = setting(1.0, "lambda of GAE; 1 uses whole returns, 0 the next value alone", ge=0, le=1)
     learning_rate: float = setting(1e-5, "peak learning rate of the value model", gt=0)
     warmup_ratio: float = setting(0.0, "share of the steps during which that learning rate rises", ge=0, lt=1)
@@ -86,8 +79,6 @@ class PPOSettings(Section):
 
 class PlanSettings(Section):
     """Search-P1's reference plans, from K correct trajectories (sec. 3.2.1, Eq. 5)."""
-
-    former = constants(correct="em")
 
     candidates: int = setting(4, "trajectories per question: K of Search-P1, Eq. 5", "--candidates", ge=1)
     show_answer: bool = setting(
@@ -100,15 +91,11 @@ class PlanSettings(Section):
 class OutageSettings(Section):
     """What happens if rewards are missing: a failure of the judge never becomes a reward."""
 
-    former_execution = constants(retries=3, wait_s=5.0)
-
     max_unscored: float = execution(0.25, "maximum share of a batch without a reward", ge=0, le=1)
 
 
 class GuardSettings(Section):
     """When a run that cannot learn, or collapses, is stopped; its state and best policy are kept."""
-
-    former_execution = constants(window=10, min_entropy=0.0)
 
     max_unreadable: float = execution(0.9, UNREADABLE, "--max-unreadable", ge=0, le=1)
     format_rate_drop: float = execution(
@@ -125,8 +112,6 @@ class GuardSettings(Section):
 class ValidationSettings(Section):
     """Held-out questions that choose the best policy."""
 
-    former_execution = constants(split=None)
-
     data: str | None = execution(
         None, "validation questions, as for --dataset (default: the dev split of the training questions)"
     )
@@ -142,8 +127,6 @@ class RLSettings(TrainSettings):
     """Policy optimisation on rollouts with retrieval (GRPO, DAPO, PPO, RLOO, REINFORCE++)."""
 
     log_every = 1
-    former = TrainSettings.former | {"gradient_accumulation_steps": 1, "importance_max": 2.0}
-    former_execution = TrainSettings.former_execution | {"logging_steps": log_every}
 
     data: str | None = execution(None, DATASET, "--dataset")
     split: str | None = execution(None, "split of a known data set: train, dev or test", "--split")

@@ -82,7 +82,6 @@ class PublishOptions:
     tag: str | None = None  # vX.Y.Z; None: the next version
     licence: str | None = None  # of the whole repository; None: the licences of the sources
     report: Path | None = None  # folder of an evaluation, for a policy's card
-    name: str | None = None  # the policy's name in that evaluation; None: found by its weights
     merged: bool = False  # publish the adapter merged into its model
     trees: bool = True  # publish a run's trees with its pairs
     allow: frozenset[str] = frozenset()  # kinds of findings to publish: PATH, EMAIL
@@ -142,13 +141,9 @@ def check(path: Path, options: PublishOptions) -> None:
             f"{path} is neither a finished run (run.json) nor a trained policy (training.json); if its command was "
             "stopped, the same command finishes it"
         )
-    of_a_policy = options.merged or options.report is not None or options.name is not None
+    of_a_policy = options.merged or options.report is not None
     if not options.trees if is_policy else of_a_policy:
-        raise ConfigError(
-            f"{path}: --merged, --eval and --eval-policy are for a trained policy, --without-trees is for a run"
-        )
-    if options.name is not None and options.report is None:
-        raise ConfigError("--eval-policy names a policy of an evaluation; give the evaluation's folder as --eval")
+        raise ConfigError(f"{path}: --merged and --eval are for a trained policy, --without-trees is for a run")
 
 
 def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
@@ -367,7 +362,7 @@ def _stage_policy(path: Path, folder: Path, options: PublishOptions) -> _Content
     if (path / _ADAPTER).is_file():
         kind = "merged" if options.merged else "adapter"
     has_curves = (path / _CURVES).is_file()
-    measured = _measured(options.report, path, options.name) if options.report else None
+    measured = _measured(options.report, path) if options.report else None
     data, body = _model_card(training, kind, options, {"has_curves": has_curves, "measured": measured})
     return _Content(data, body, f"{kind} weights")
 
@@ -422,16 +417,15 @@ def _place_model_file(source: Path, target: Path) -> None:
     place(source, target)
 
 
-def _measured(report: Path, policy: Path, named: str | None) -> dict[str, Any]:
+def _measured(report: Path, policy: Path) -> dict[str, Any]:
     """Return a policy's part of `REPORT/metrics.json` for its card, next to the baseline, the first policy there.
 
     Args:
         report: folder of an evaluation.
         policy: the policy's folder.
-        named: its name there, for a policy that a server answered for; None: the policy with these weights.
 
     Raises:
-        ConfigError: it holds no such policy, or one with other weights.
+        ConfigError: it names no policy with these weights.
         DataError: it is not the `metrics.json` of an evaluation.
     """
     # An evaluation names the weights that it loaded, merged or not.
@@ -443,17 +437,16 @@ def _measured(report: Path, policy: Path, named: str | None) -> dict[str, Any]:
         for name, content in metrics["content"]["policies"].items():
             loaded = _FOLDER_CHECKSUM.fullmatch(content["policy"])
             weights[name] = content["policy"].rpartition("@")[2] if loaded else ""
-        name = named or next((name for name in weights if weights[name] in checksums), "")
-        if weights.get(name) not in ("", *checksums):
+        name = next((name for name in weights if weights[name] in checksums), None)
+        if name is None:
             raise ConfigError(
-                f"{file} has no policy {quoted(name)} with these weights ({' or '.join(checksums)}); it has "
-                f"{', '.join(map(quoted, weights))}: evaluate these weights, or name a served policy as --eval-policy"
+                f"{file} has no policy with these weights ({' or '.join(checksums)}); it has "
+                f"{', '.join(map(quoted, weights))}: evaluate this folder"
             )
         shown = next(iter(metrics["policies"])), name
         differences = differences_table(metrics, "card", (name,))
         return {
             "policy": name,
-            "verified": weights[name] in checksums,
             "datasets": ", ".join(map(str, metrics["dataset"])),
             "split": metrics.get("split"),
             "results": "\n".join(results_table(metrics, "card", shown).markdown()),

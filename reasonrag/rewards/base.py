@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from reasonrag.core.config import PRM
 from reasonrag.core.errors import BackendError, ConfigError, InputError, Interrupted
-from reasonrag.core.settings import Section, constants, execution, setting
+from reasonrag.core.settings import Section, execution, setting
 from reasonrag.core.text import cover_match, exact_match, excerpt, token_f1
 from reasonrag.core.types import Search, Trajectory
 from reasonrag.formats.base import Format, Reading
@@ -384,8 +384,6 @@ class OutcomeSettings(Section):
     well-formed, else 0.8; a wrong answer 0.2 if well-formed, else 0.1; no answer 0.
     """
 
-    former = constants(preset=None)
-
     metric: Literal["em", "f1", "cem"] = setting(
         "em", "metric of the answer: exact match, token F1, or cover match (the answer contains a gold answer)"
     )
@@ -420,16 +418,12 @@ class SPRESettings(Section):
 class PRMRewardSettings(Section):
     """The F1 of the answer, and the values that a process reward model gives the steps."""
 
-    former = constants(metric="f1")
-
     model: str | None = execution(None, PRM, "--prm")
     weight: float = setting(0.5, "weight of the values of steps in their advantages", ge=0)
 
 
 class HiPRAGSettings(Section):
     """HiPRAG, Eq. 1 (arXiv:2510.07794): a bonus for steps that search when they must, and only then."""
-
-    former = constants(max_tokens=256)
 
     lambda_f: float = setting(0.2, "weight of the format", ge=0, le=1)
     lambda_p: float = setting(0.4, "maximum bonus; 0 needs no judge (the paper's Search-R1-step*)", ge=0)
@@ -444,8 +438,6 @@ class HiPRAGSettings(Section):
 
 class SearchP1Settings(Section):
     """Search-P1, Eq. 4 to 8: a good plan, carried out, and partial credit for a wrong answer."""
-
-    former = constants(efficiency_factor=True)
 
     lambda_p: float = setting(0.3, "weight of the path", ge=0)
     lambda_a: float = setting(0.6, "weight of the outcome", ge=0)
@@ -465,17 +457,6 @@ class SearchP1Settings(Section):
 
 class WhenToSearchSettings(Section):
     """Learning when to search, Eq. 6 to 12: stage 1 rewards searching if an answer is wrong, stage 2 penalises it."""
-
-    former = constants(
-        auto_window=20,
-        auto_min_rise=0.02,
-        f1_threshold=0.8,
-        no_stage_one=False,
-        no_stage_two=False,
-        unified=False,
-        eq8_as_printed=False,
-        eq10_as_printed=False,
-    )
 
     beta: float = setting(0.3, "reward of one retrieval (Eq. 10 and 11)", ge=0)
     rc_cap: int = setting(

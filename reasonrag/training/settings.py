@@ -6,13 +6,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from reasonrag.core.settings import CHAT_TEMPLATE, Section, Tree, constants, execution, setting
+from reasonrag.core.settings import CHAT_TEMPLATE, Section, Tree, execution, setting
 
 
 class LoraSettings(Section):
     """Low-rank adapters (peft); unused with `method: full`."""
-
-    former = constants(dropout=0.0, target_modules="all-linear")
 
     r: int = setting(16, "rank of the adapters", "--lora-r", ge=1)
     alpha: int = setting(32, "scale of the adapters: their output is multiplied by alpha / r", "--lora-alpha", ge=1)
@@ -23,10 +21,6 @@ class TrainSettings(Section):
 
     log_every: ClassVar = 10  # optimizer steps between two lines of metrics
     eval_every: ClassVar[int | None] = None  # optimizer steps between two evaluations on held-out rows
-    former = constants(weight_decay=0.0, max_grad_norm=1.0, trust_remote_code=False)
-    former_execution = constants(
-        logging_steps=log_every, save_total_limit=2, gradient_checkpointing=None, threads=None, report_to=[]
-    )
 
     seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     data: str | None = execution(
@@ -63,8 +57,6 @@ class PairSettings(TrainSettings):
     """Settings of training runs on recorded steps: DPO and SFT."""
 
     eval_every = 200
-    former = TrainSettings.former | constants(turn_end="as_sampled")
-    former_execution = TrainSettings.former_execution | constants(eval_steps=eval_every)
 
     gradient_accumulation_steps: int = setting(8, "forward passes per optimizer step", "--accumulation", ge=1)
     max_length: int | None = setting(
@@ -79,8 +71,6 @@ class PairSettings(TrainSettings):
 
 class DPOSettings(PairSettings):
     """Direct preference optimisation on steps (arXiv:2505.14069, eq. 3, with the reference model it leaves out)."""
-
-    former = PairSettings.former | constants(label_smoothing=0.0, weight="none", reward_margin=0.0, sft_weight=0.0)
 
     beta: float = setting(0.3, "KL weight: how strongly the policy is held to the reference model", "--beta", gt=0)
     loss_type: str = setting(

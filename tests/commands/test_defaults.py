@@ -105,7 +105,7 @@ def test_the_newest_finished_run_is_trained_on_with_the_policy_that_acted_there(
     lines = []
     chosen = with_pairs_and_model(NO_GPU, lines.append)
     assert (chosen.data, chosen.model) == (new, "demo")
-    assert lines[0] == "data: runs/deep/new, the newest finished run in runs/ (1,234 pairs, 1 min 30 s old)"
+    assert lines[0] == "data: runs/deep/new, the newest finished run in runs/ (1,234 pairs)"
     assert lines[1].startswith("model: demo, which wrote these pairs")
     named = NO_GPU.model_copy(update={"data": "runs/old"})
     assert with_pairs_and_model(named, lines.append).model == "models/mine"

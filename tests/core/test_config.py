@@ -115,15 +115,6 @@ def test_only_what_can_change_a_result_is_identity():
         assert identity(load_config(overrides={key: value})) != identity(Config())
 
 
-def test_a_setting_of_an_older_version_is_read_while_it_has_the_value_that_is_constant_now(tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text("policy: {max_retries: 8, temperature: 0.5}\njudge: {top_p: 1.0}\n")
-    config = load_config(file=file)
-    assert config.policy.temperature == 0.5
-    with pytest.raises(ConfigError, match=r"policy: max_retries was a setting of an earlier version and is always 8"):
-        load_config(overrides={"policy.max_retries": 5})
-
-
 def test_the_demo_policy_acts_on_the_demo_questions_unless_another_is_named():
     demo = load_config(overrides={"questions.dataset": "demo"})
     assert (demo.policy.spec, demo.format.prompts) == ("demo", "brief")

@@ -1,4 +1,4 @@
-"""`index` as a user meets it: built, killed, resumed, served, examined, measured, and searched by `build-tree`."""
+"""`index` as a user meets it: built, killed, resumed, served, measured, and searched by `build-tree`."""
 
 from __future__ import annotations
 
@@ -122,15 +122,6 @@ def gold_id(index: Path, title: str) -> str:
     return next(str(row["id"]) for row in rows if row["contents"].startswith(f"{title}\n"))
 
 
-def test_the_doctor_says_size_speed_and_that_it_finds_itself(index: Path) -> None:
-    done = product.run("index", "doctor", index, "--retriever", "bm25")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert set(report["parts"]) >= {"passages", "bm25", "embeddings"}
-    assert report["found_at_10"] == 1.0
-    assert report["queries_per_s"] > 0
-
-
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -138,19 +129,14 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "command"),
-    [
-        ("passages/passages.jsonl", "serve"),
-        ("bm25/data.csc.index.npy", "serve"),
-        ("bm25/data.csc.index.npy", "doctor"),
-        ("embeddings/*.npy", "doctor"),
-    ],
+    ("pattern", "kind"),
+    [("passages/passages.jsonl", "bm25"), ("bm25/data.csc.index.npy", "bm25"), ("embeddings/*.npy", "dense")],
 )
-def test_a_flipped_byte_is_refused_in_one_line(index: Path, tmp_path: Path, pattern: str, command: str) -> None:
+def test_a_flipped_byte_is_refused_in_one_line(index: Path, tmp_path: Path, pattern: str, kind: str) -> None:
     copy = shutil.copytree(index, tmp_path / "copy")
     (victim, *_) = copy.glob(pattern)
     flip(victim)
-    line = refusal("index", command, copy, "--retriever", "bm25")
+    line = refusal("index", "serve", copy, "--retriever", kind)
     assert f"{victim.relative_to(copy)} is damaged: its checksum differs; build the index again" in line
 
 
@@ -158,11 +144,11 @@ def test_a_missing_shard_and_another_encoder_are_refused(index: Path, tmp_path: 
     copy = shutil.copytree(index, tmp_path / "copy")
     (shard, *_) = (copy / "embeddings").glob("*.npy")
     shard.unlink()
-    assert f"embeddings/{shard.name} is missing" in refusal("index", "doctor", copy)
+    assert f"embeddings/{shard.name} is missing" in refusal("index", "serve", copy, "--retriever", "dense")
     other = shutil.copytree(MODEL, tmp_path / "model")
     config = json.loads((other / "tokenizer_config.json").read_text(encoding="utf-8"))
     (other / "tokenizer_config.json").write_text(json.dumps(config | {"changed": True}), encoding="utf-8")
-    line = refusal("index", "doctor", index, "--retriever", "dense", "--encoder", other)
+    line = refusal("index", "serve", index, "--retriever", "dense", "--encoder", other)
     assert "was built with" in line or "another encoder" in line
 
 

@@ -31,7 +31,6 @@ def flat(tree: RLSettings) -> dict[str, object]:
     [
         ({"rollout__minibatches": 4, "save_steps": 6}, "save_steps 6 would save in the middle of a batch"),
         ({"rollout__top_p": 0.9}, "changes the sampling distribution"),
-        ({"gradient_accumulation_steps": 2}, "is always 1 now"),
         ({"rollout__group_size": 1}, "algorithm grpo compares the trajectories of a question"),
         ({"rollout__group_size": 1, "algorithm": "ppo", "sampling__dynamic": True}, "sampling.dynamic compares"),
         ({"algorithm": "ppo", "credit": "step"}, "gives each token its own; leave credit out"),

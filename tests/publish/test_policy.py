@@ -70,18 +70,11 @@ def test_metrics_of_these_very_weights_are_in_the_text_with_their_intervals(tmp_
     assert "| x | t0_s8_k1 | base | 20 | +0.050 [-0.050, +0.150] |" in found.text
 
 
-def test_metrics_of_a_served_policy_are_shown_if_it_is_named(tmp_path):
-    path = write_policy(tmp_path / "policy")
-    evaluation = report(tmp_path / "eval", {"base": "b", "policy": "served-name"})
-    assert "matched by name" in card_of(staged(path, report=evaluation, name="policy")).text
-
-
 def test_figures_of_other_weights_are_refused(tmp_path):
     path = write_policy(tmp_path / "policy")
     evaluation = report(tmp_path / "eval", {"base": "hf:b@aaaaaaaaaaaa", "policy": "hf:policy@bbbbbbbbbbbb"})
-    for name in (None, "policy", "z"):
-        with pytest.raises(ConfigError, match=r"has no policy .* with these weights .*it has 'base', 'policy'"):
-            staged(path, report=evaluation, name=name)
+    with pytest.raises(ConfigError, match=r"has no policy with these weights .*it has 'base', 'policy'"):
+        staged(path, report=evaluation)
     (evaluation / "metrics.json").write_text('{"policies": {"policy": 3}}')
     with pytest.raises(DataError, match=r"is not a metrics\.json"):
         staged(path, report=evaluation)
