@@ -23,7 +23,7 @@ async def gold_recall(
         `any_gold@k` (at least one is) and `all_gold@k` for each cutoff, a value of k from 1: 0 or 1 by question.
     """
     columns: dict[str, list[float]] = {f"{name}@{k}": [] for name in ("any_gold", "all_gold") for k in cutoffs}
-    rankings: list[list[Passage]] = []
+    rankings: list[tuple[Passage, ...]] = []
     for start in range(0, len(questions), _BATCH):
         queries = [question.question for question in questions[start : start + _BATCH]]
         rankings += await retriever.search(queries, max(cutoffs))
