@@ -127,7 +127,7 @@ def ours(url: str, count: int, concurrency: int | None) -> tuple[float, float, f
         started, before = time.perf_counter(), time.process_time()
         yield
         wall, cpu = time.perf_counter() - started, time.process_time() - before
-        figures.extend((60 * count / wall, 60 * count / cpu, build.progress.usage.calls / count))
+        figures.extend((60 * count / wall, 60 * count / cpu, build.progress.calls / count))
 
     with tempfile.TemporaryDirectory() as folder:
         build_trees(config, Path(folder) / "run", parts=made, show=measured)

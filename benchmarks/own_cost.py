@@ -44,7 +44,7 @@ def build(kind: str, count: int, url: str) -> tuple[float, float]:
     async def measured(build: Build) -> AsyncIterator[None]:
         before = time.process_time()
         yield
-        figures.append((time.process_time() - before, build.progress.usage.calls))
+        figures.append((time.process_time() - before, build.progress.calls))
 
     with tempfile.TemporaryDirectory() as folder:
         given = parts(questions(count), ReasonRAGFormat(), policy)

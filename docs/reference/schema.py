@@ -121,7 +121,6 @@ METRICS_JSON = {
     "failed.*": "questions that a backend let down, by cause",
     "ends.*": "attempts by how they ended",
     "out_of_form.*": "attempts that are not well-formed, by reason",
-    "searches.*": "attempts by data set, right or wrong (ACC), and number of searches",
     "judged.*": "verdicts that are known and unknown, and failures by cause",
     "policies.*": "the same of every policy and setting",
     "settings.*": "the settings of every policy",

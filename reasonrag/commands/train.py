@@ -242,8 +242,8 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         policy = JournaledLLM(parts.policy, journal, kind="policy")
         assert parts.judge is not None  # value.kind is judge
         judge = JournaledLLM(parts.judge, journal, kind="judge")
-        progress.open(policy, config.prices["policy"])
-        progress.open(judge, config.judge.llm)
+        progress.open(policy)
+        progress.open(judge)
         retriever = BatchedRetriever.of_run(parts.retriever, journal)
         engine = open_engine(config, policy, retriever, parts.format)
         async with contextlib.aclosing(parts):
@@ -269,9 +269,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     for cause, count in sorted((progress.written + progress.causes).items()):
         if cause != "plans":
             rows.append((f"  without: {cause}", str(count)))
-    rows.append(("calls of this process", str(progress.usage.calls)))
-    if progress.usage.cost is not None:
-        rows.append(("  cost", f"{progress.usage.cost:.2f}"))
+    rows.append(("calls of this process", str(progress.calls)))
     table_console().print(Table("rl plan", ("", ""), rows).terminal())
     print(f"plans: {out}")
     untried = progress.total - progress.done - progress.failed

@@ -324,13 +324,12 @@ def kind(question: Question) -> str:
 def hops(question: Question) -> int | None:
     """Return how many searches a question needs; None if the data set does not give the number.
 
-    The demo world has the number. MuSiQue has it in ids and types. HotpotQA and 2WikiMultiHopQA name the pages with the
-    supporting facts, each of which has to be found.
+    The demo world has the number, MuSiQue has it in ids and types.
     """
     stated = question.metadata.get("hops")
     if isinstance(stated, int) and not isinstance(stated, bool) and 0 < stated < 1000:
         return stated
-    return _musique_hops(question) or _supporting_pages(question)
+    return _musique_hops(question)
 
 
 def trajectory_row(attempt: Attempt, values: dict[str, Value]) -> Row:
@@ -376,16 +375,3 @@ def _musique_hops(question: Question) -> int | None:
         if match:
             return int(match[1])
     return None
-
-
-def _supporting_pages(question: Question) -> int | None:
-    """Count the distinct titles of `supporting_facts`: `{"title": [...], ...}` or `[[title, sentence], ...]`."""
-    facts = question.metadata.get("supporting_facts")
-    titles = facts.get("title") if isinstance(facts, dict) else facts
-    if not isinstance(titles, list):
-        return None
-    if not isinstance(facts, dict):
-        titles = [fact[0] if isinstance(fact, list) and fact else None for fact in titles]
-    if not titles or not all(isinstance(title, str) for title in titles):
-        return None
-    return len(set(titles))

@@ -260,7 +260,7 @@ class Evaluation:
         """Return the outcomes at all settings, and the judge's entry in `metrics.json`."""
         config, format = self.points[name][0][1], self._formats[name]
         policy = JournaledLLM(llm, folder.journal, kind="policy", concurrency=config.policy.concurrency)
-        self.progress.open(policy, config.policy)
+        self.progress.open(policy)
         engines = [policy.slots]
         examiner = None
         if self._judge is not None and self.judging is not None:
@@ -268,7 +268,7 @@ class Evaluation:
             model = self.judging.model
             journaled = JournaledLLM(self._judge, folder.journal, kind="judge", concurrency=model.concurrency)
             engines.append(journaled.slots)
-            self.progress.open(journaled, model.llm)
+            self.progress.open(journaled)
             judge = judge_service(journaled, model, PromptSet.find(config.format.prompts))
             examiner = Examiner(judge, policy, self.judging.metrics)
         retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
@@ -316,7 +316,7 @@ class Evaluation:
             best_of = config.choice.best_of
             seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, best_of))]
             starts = [Trajectory(question)] * best_of
-            trajectories = await engine.run(starts, seeds=seeds, completed=lambda: count(0))
+            trajectories = await engine.run(starts, seeds=seeds, completed=count)
             trajectory = await choose(trajectories, config.choice.rule, self._scorer)
             reading = engine.format.read(trajectory)
             verdicts = NOT_JUDGED

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import fmean
 from typing import Any
 
 from reasonrag.core.bootstrap import Column, Difference, Measure, Ratio, add_adjusted, group_intervals
 from reasonrag.core.config import Config
 from reasonrag.core.text import Rules
 from reasonrag.core.types import Question
-from reasonrag.evaluation.metrics import COUNTED_AS, METRICS, Attempt, Metric, Value, Verdicts, hops, kind
+from reasonrag.evaluation.metrics import COUNTED_AS, METRICS, Attempt, Metric, Value, Verdicts, kind
 from reasonrag.storage.folder import versions
 from reasonrag.storage.questions import splits_of_names
 
@@ -118,9 +117,8 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
             for group, members in of_by.items():
                 metrics[by][group] = _group_metrics(result, point, intervals[by][group])
                 if group:
-                    metrics[by][group]["hops"] = _mean_hops([questions[index] for index in members])
                     metrics[by][group]["questions"] = len(members)
-        metrics |= metrics["by_kind"].pop("") | _counts(outcome, questions)
+        metrics |= metrics["by_kind"].pop("") | _counts(outcome)
         if result.judge:
             metrics["judged"] = _judged(result.judge["metrics"], outcome)
         policies[result.name][name] = metrics
@@ -235,25 +233,14 @@ def _group_metrics(result: PolicyResult, point: int, intervals: Mapping[Key, Met
     return {metric.name: intervals["mean", result.name, point, metric.name] for metric in _computed(result)}
 
 
-def _counts(outcome: Outcome, questions: Sequence[Question]) -> Metrics:
-    """Return the counts of a setting. Its searches are those by data set, and by whether an attempt was right."""
-    searches: dict[str, dict[str, Counter[int]]] = {}
-    for question, values in zip(questions, outcome.values, strict=True):
-        if values is not None:
-            by_outcome = searches.setdefault(question.dataset, {"right": Counter(), "wrong": Counter()})
-            by_outcome["right" if values["acc"] else "wrong"][int(values["retrievals"] or 0)] += 1
-    as_json: Metrics = {}
-    for dataset, by_outcome in searches.items():
-        as_json[dataset] = {}
-        for name, counts in by_outcome.items():
-            as_json[dataset][name] = {str(number): count for number, count in sorted(counts.items())}
-    scored, total = outcome.ends.total(), len(questions)
+def _counts(outcome: Outcome) -> Metrics:
+    """Return the counts of a setting."""
+    scored, total = outcome.ends.total(), len(outcome.values)
     return {
         "questions": {"total": total, "scored": scored, "not_tried": total - scored - len(outcome.failures)},
         "failed": dict(sorted(Counter(outcome.failures.values()).items())),
         "ends": dict(sorted(outcome.ends.items())),
         "out_of_form": dict(sorted(outcome.out_of_form.items())),
-        "searches": as_json,
     }
 
 
@@ -368,9 +355,3 @@ def asked_differently(policies: Mapping[str, Metrics]) -> Iterator[str]:
                 changed.append(f"{key}={value} ({baseline}: {usual[key]})")
         if changed:
             yield f"{name} is prompted differently from {baseline}: {', '.join(changed)}"
-
-
-def _mean_hops(questions: Sequence[Question]) -> float | None:
-    """Return the mean number of searches that these questions need; None unless the data set gives it for all."""
-    known = [needed for needed in map(hops, questions) if needed is not None]
-    return round(fmean(known), 4) if known and len(known) == len(questions) else None

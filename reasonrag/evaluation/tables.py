@@ -119,12 +119,7 @@ def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
         point = (policy, setting)
         for kind, of_kind in at_setting["by_kind"].items():
             count = of_kind["em"]["n"] if of_kind["em"] else 0
-            hops = "" if of_kind["hops"] is None else f"{of_kind['hops']:g}"
-            rows["kinds"].append([kind, *point, count, hops, *_means(of_kind, shown)])
-        for dataset, by_outcome in at_setting["searches"].items():
-            for outcome, attempts in by_outcome.items():
-                if attempts:
-                    rows["searches"].append([dataset, *point, outcome, *_shares(attempts)])
+            rows["kinds"].append([kind, *point, count, *_means(of_kind, shown)])
         for name in metrics["judge"]["metrics"] if metrics["judge"] else ():
             counts = at_setting["judged"][name]
             failed = ", ".join(f"{cause} {count}" for cause, count in counts["failed"].items()) or "none"
@@ -139,11 +134,7 @@ def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
             rows["failures"].append([*point, cause, f"{count:,}"])
     rows["kinds"].sort(key=lambda row: str(row[0]))  # brings the policies of a kind together
     heads = {
-        "kinds": ("By kind of question", ["kind", "policy", "setting", "n", "hops", *_labels(shown)]),
-        "searches": (
-            "Searches of right and of wrong attempts, by ACC",  # Search-P1, Table 7 and Fig. 6b
-            ["data set", "policy", "setting", "attempts", "n", "searches", "none", "1", "2", "3 or more"],
-        ),
+        "kinds": ("By kind of question", ["kind", "policy", "setting", "n", *_labels(shown)]),
         "judge": (
             "Verdicts of the judge; a failed one is unknown, and is not a score",
             ["policy", "setting", "metric", "verdicts", "unknown", "failed, by cause"],
@@ -156,19 +147,8 @@ def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
     }
     tables = {"results": results_table(metrics), "differences": differences_table(metrics)}
     for name, (title, columns) in heads.items():
-        tables[name] = Table(title, columns, rows[name], heads=4 if name == "searches" else 3)
+        tables[name] = Table(title, columns, rows[name], heads=3)
     return tables | {"policies": _policies_table(metrics)}
-
-
-def _shares(attempts: Mapping[str, int]) -> Iterator[str]:
-    """Yield the number of attempts, their mean searches, and the shares with 0, 1, 2 and more of them."""
-    total = sum(attempts.values())
-    yield str(total)
-    yield f"{sum(int(searches) * count for searches, count in attempts.items()) / total:.2f}"
-    # JSON has texts as keys.
-    fewest = [attempts.get(searches, 0) for searches in "012"]
-    for count in (*fewest, total - sum(fewest)):
-        yield f"{count / total:.1%}"
 
 
 def _policies_table(metrics: Metrics) -> Table:
@@ -220,7 +200,6 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
         "differences": " ".join(
             [bold_note(metrics["differences"]), *(f"{inert_markdown(text)}." for text in metrics["asked_differently"])]
         ),
-        "kinds": "Hops: searches that a question needs, according to the data set.",
         "failures": "These questions are not scored; the same command tries them again.",
     }
     datasets = inert_markdown(", ".join(metrics["dataset"]) or "unnamed")
@@ -233,7 +212,7 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
     for metric in measured(metrics):
         yield f"- {metric.label}: {metric.help}"
     tables = evaluation_tables(metrics)
-    for name in ("policies", "results", "judge", "out_of_form", "differences", "kinds", "searches", "failures"):
+    for name in ("policies", "results", "judge", "out_of_form", "differences", "kinds", "failures"):
         # A section without rows would only say that there is none.
         if tables[name].rows:
             yield from ["", f"## {tables[name].title}", ""]

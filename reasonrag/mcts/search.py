@@ -211,8 +211,8 @@ class TreeSearch:
         self.seed = seed
         self.recorded = recorded
 
-    async def run(self, question: Question, *, count: Callable[[int], object] = int) -> Tree:
-        """Return the finished tree of a question; call `count` with 1 as an iteration begins, with -1 as it ends.
+    async def run(self, question: Question, *, count: Callable[[], object] = int) -> Tree:
+        """Return the finished tree of a question; call `count` as each iteration ends.
 
         Raises:
             LLMError, RetrievalError: a backend gave up. The iterations in flight have ended then, and their calls are
@@ -236,7 +236,7 @@ class TreeSearch:
             await self._complete(tree, in_flight[0])
             in_flight.popleft()
             completed += 1
-            count(-1)
+            count()
 
         try:
             for _ in range(self.settings.iterations):
@@ -272,7 +272,6 @@ class TreeSearch:
                 for node in tree.path_up(selected):
                     node.visits += 1
                 in_flight.append(_Iteration(selected, expands, task))
-                count(1)
             while in_flight:
                 await complete_oldest()
         finally:  # after a failure too: what the iterations in flight pay for is kept

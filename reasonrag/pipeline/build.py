@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -26,7 +25,6 @@ from reasonrag.pipeline.parts import (
     open_judge,
     open_parts,
     open_questions,
-    open_retriever,
 )
 from reasonrag.pipeline.tables import count_calls, export_pairs, export_trees, finish_shard, tree_rows
 from reasonrag.pipeline.work import Count, Progress, work_through
@@ -40,6 +38,7 @@ from reasonrag.storage.questions import cut
 from reasonrag.storage.tables import tree_schema
 
 _WRITTEN = 60  # tokens of a step, as most formats and models write them
+_PASSAGE_CHARS = 600  # a passage of 100 words, as Wikipedia is cut
 
 Show = Callable[["Build"], AbstractAsyncContextManager[object]]
 
@@ -132,7 +131,7 @@ class Build:
         self.run_folder = run
         self.progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0))
         self.policy = JournaledLLM(parts.policy, run.journal, kind="policy", concurrency=config.policy.concurrency)
-        self.progress.open(self.policy, config.prices["policy"])
+        self.progress.open(self.policy)
         self.engines = [self.policy.slots]
         retriever = BatchedRetriever.of_run(parts.retriever, run.journal)
         engine = open_engine(config, self.policy, retriever, parts.format, parts.scorer)
@@ -144,7 +143,7 @@ class Build:
         else:
             judge = JournaledLLM(parts.judge, run.journal, kind="judge", concurrency=config.judge.concurrency)
             self.engines.append(judge.slots)
-            self.progress.open(judge, config.prices["judge"])
+            self.progress.open(judge)
             evaluator = JudgeEvaluator(open_judge(judge, config))
         # Each step of a recorded agent is branched before the search goes its own way.
         recorded = parts.format.trajectories if isinstance(parts.format, RecordedFormat) else {}
@@ -218,9 +217,9 @@ def estimate(config: Config) -> str:
         per_question = min(per_question, search.max_calls + (rollout_steps or 1))
     first_prompts = [format.prompt(question, ()) for question in questions[:100]]
     prompt_chars = sum(len(message.content) for prompt in first_prompts for message in prompt.messages)
-    passage_chars = event_loop.run(_passage_chars(config, questions[:20]))
-    # About 4 characters a token; every second step shows passages; thoughts grow by about 60 tokens a step.
-    prompt_tokens = (prompt_chars / len(first_prompts) + passage_chars / 2) / 4 + 60 * steps / 2
+    passage_chars = min(_PASSAGE_CHARS, config.retrieval.max_passage_chars) * config.retrieval.top_k
+    # About 4 characters a token; every second step shows passages; thoughts grow by what a step writes.
+    prompt_tokens = (prompt_chars / len(first_prompts) + passage_chars / 2) / 4 + _WRITTEN * steps / 2
     written = {role: min(_WRITTEN, model.max_tokens) for role, model in config.prices.items()}
     calls = {"policy": len(questions) * per_question, "judge": len(questions) * judgements}
     millions = calls["policy"] * (prompt_tokens + written["policy"]) / 1e6
@@ -235,15 +234,3 @@ def estimate(config: Config) -> str:
         if count and cost is not None:
             lines.append(f"{role} cost at most {cost:.2f}")
     return "\n".join(lines)
-
-
-async def _passage_chars(config: Config, questions: list[Question]) -> float:
-    """Return the mean characters of one search's passages. A server is not asked: its passages count as 100 words."""
-    if config.retrieval.is_remote:
-        return 600.0 * config.retrieval.top_k
-    async with contextlib.aclosing(open_retriever(config, questions)) as retriever:
-        results = await retriever.search([question.question for question in questions], config.retrieval.top_k)
-    chars = 0
-    for passage in itertools.chain.from_iterable(results):
-        chars += min(len(passage.contents), config.retrieval.max_passage_chars)
-    return chars / max(len(results), 1)

@@ -13,12 +13,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
 from reasonrag.core.calls import RETRIES, SlotCounts
-from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import BackendError, Interrupted, RunError, check_limits
 from reasonrag.core.event_loop import STALL_S, progressing
 from reasonrag.core.text import excerpt, one_line, pace
@@ -37,7 +36,7 @@ _ITEMS_PER_SLOT = 3  # questions that search, or wait for the other engine, hold
 _TURNS = 6  # of the event loop, until a new question has asked for its first slots
 _POLL_S = 0.005
 
-Count = Callable[[int], object]
+Count = Callable[[], object]
 
 
 async def work_through(
@@ -59,8 +58,8 @@ async def work_through(
 
     Args:
         questions: in the order in which they begin.
-        work: gets the place of a question, the question, and a function to count its parts with: 1 as a part begins, -1
-            as it ends, 0 for one that ends without having been counted. May wait for anything.
+        work: gets the place of a question, the question, and a function to call as each of its parts ends. May wait
+            for anything.
         engines: of the models that `work` calls; their limits may change on the way.
         progress: is counted on.
         failed: called with place, question, cause and error of a question that failed; None: the first error ends the
@@ -78,15 +77,12 @@ async def work_through(
 
     async def do(place: int, question: Question) -> None:
         nonlocal failures
-        left, in_flight = planned, 0
+        left = planned
 
-        def count(change: int) -> None:
-            nonlocal left, in_flight
-            in_flight += change
-            progress.begun += change
-            if change < 1:
-                left -= 1
-                progress.iterations += 1
+        def count() -> None:
+            nonlocal left
+            left -= 1
+            progress.iterations += 1
 
         try:
             await work(place, question, count)
@@ -111,7 +107,6 @@ async def work_through(
             progress.done += 1
         finally:
             progress.planned -= left  # a tree may end before its iterations do, an attempt before its steps
-            progress.begun -= in_flight
 
     # Tasks that failed are kept apart: one that ended is dropped with its tree, which may be large.
     working: set[asyncio.Task[None]] = set()
@@ -163,19 +158,6 @@ def _has_room(working: int, engines: Sequence[SlotCounts]) -> bool:
     return working < most and all(slots.free > -_QUEUE * slots.limit for slots in engines)
 
 
-class Usage(NamedTuple):
-    """Requests, tokens read and written, and their cost in the currency of the prices; None if one is unknown."""
-
-    calls: int = 0
-    tokens: int = 0
-    cost: float | None = 0.0
-
-    def plus(self, calls: int, tokens: int, cost: float | None) -> Usage:
-        """Return the sum with that of another model."""
-        both = None if self.cost is None or cost is None else self.cost + cost
-        return Usage(self.calls + calls, self.tokens + tokens, both)
-
-
 @dataclass(slots=True)
 class Progress:
     """Counts of this process, read by the progress line.
@@ -191,7 +173,6 @@ class Progress:
         written: rows written so far by kind ("nodes"), in the order shown.
         planned: iterations (of an evaluation, steps) of the units that this process works on, if it knows; ended
             units count with the iterations that they took. They show the progress before the first unit has ended.
-        begun: iterations in flight, which count as half done: with a lag they are most of what a young tree has.
         part: what `planned` and `iterations` count.
     """
 
@@ -204,33 +185,34 @@ class Progress:
     written: Counter[str] = field(default_factory=Counter)
     planned: int = 0
     iterations: int = 0
-    begun: int = 0
     part: str = "iterations"
     causes: Counter[str] = field(default_factory=Counter)  # of what failed
     started: float = field(default_factory=time.monotonic)
     _retried_before: Counter[str] = field(default_factory=RETRIES.copy)
-    _models: list[tuple[JournaledLLM, ModelConfig]] = field(default_factory=list)
-    _closed: Usage = field(default_factory=Usage)
+    _models: list[JournaledLLM] = field(default_factory=list)
+    _closed: Counter[str] = field(default_factory=Counter)  # calls and tokens of the models before them
 
-    def open(self, model: JournaledLLM, prices: ModelConfig) -> None:
+    def open(self, model: JournaledLLM) -> None:
         """Count the calls of one more model; the time before the first one opens does not count for the pace."""
-        if not self._models and self._closed == Usage():
+        if not self._models and not self._closed:
             self.started = time.monotonic()
-        self._models.append((model, prices))
+        self._models.append(model)
 
     def close(self) -> None:
         """Keep the counts of all models and drop the models themselves: the next one needs their memory."""
-        self._closed = self.usage
+        self._closed = Counter(calls=self.calls, tokens=self.tokens)
         self._models.clear()
 
     @property
-    def usage(self) -> Usage:
-        """What this process has sent and received so far, as far as backends report it."""
-        total = self._closed
-        for model, prices in self._models:
-            tokens = model.prompt_tokens + model.completion_tokens
-            total = total.plus(model.answered, tokens, prices.cost(model.prompt_tokens, model.completion_tokens))
-        return total
+    def calls(self) -> int:
+        """Calls of this process that have been answered."""
+        return self._closed["calls"] + sum(model.answered for model in self._models)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that this process has sent and received, as far as backends report them."""
+        open_tokens = sum(model.prompt_tokens + model.completion_tokens for model in self._models)
+        return self._closed["tokens"] + open_tokens
 
     @property
     def seconds(self) -> float:
@@ -242,37 +224,34 @@ class Progress:
         """How much of its work this process has done, in [0, 1]: iterations where they are planned, else units."""
         # Units end all at once at the end of a small run, so iterations tell more.
         if self.planned:
-            return (self.iterations + self.begun / 2) / self.planned
+            return self.iterations / self.planned
         ended = self.done + self.failed - self.done_before
         return ended / max(self.total - self.done_before, 1)
 
     @property
     def eta_s(self) -> float | None:
         """Seconds left at the pace so far; None before the first reply."""
-        return self.seconds * (1 / self.share - 1) if self.share and self.usage.calls else None
+        return self.seconds * (1 / self.share - 1) if self.share and self.calls else None
 
     def failures(self) -> list[str]:
         """Return a line for each cause of failure, the most frequent first."""
         return [f"{count} failed: {one_line(cause)}" for cause, count in self.causes.most_common()]
 
     def line(self) -> str:
-        """Return counts, rate, tokens, requests in flight and cost in one line, without the time left."""
-        calls, tokens, cost = self.usage
+        """Return counts, rate, tokens and requests in flight in one line, without the time left."""
         parts = [self.label] if self.label else []
         parts += [f"{self.done}/{self.total} {self.unit}", f"{self.failed} failed"]
         if self.planned:
             parts.append(f"{self.iterations}/{self.planned} {self.part}")
         parts += [f"{count} {kind}" for kind, count in self.written.items()]
-        parts += [f"{calls} calls ({pace(calls, self.seconds)})"]
-        parts += [f"{tokens} tokens ({pace(tokens, self.seconds)})"]
+        parts.append(f"{self.calls} calls ({pace(self.calls, self.seconds)})")
+        parts.append(f"{self.tokens} tokens ({pace(self.tokens, self.seconds)})")
         if retries := RETRIES - self._retried_before:
             parts.append(f"{retries.total()} retries ({', '.join(cause for cause, _ in retries.most_common(2))})")
         shown: list[SlotCounts] = []
-        for model, _ in self._models:
+        for model in self._models:
             if model.slots not in shown:  # the policy may be the judge too
                 role = "" if model.kind == "policy" else f" at the {model.kind}"
                 parts.append(f"{model.slots.in_flight}/{model.slots.limit} in flight{role}")
                 shown.append(model.slots)
-        if cost:
-            parts.append(f"cost {cost:.2f}")
         return ", ".join(parts)

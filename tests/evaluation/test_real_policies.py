@@ -24,7 +24,7 @@ def test_the_shipped_policy_twice_in_a_folder_calls_once_and_writes_the_same(tmp
     before = digests(tmp_path / "out")
     again = Evaluation(configs, tmp_path / "out", temperatures=[0.0])
     again.run()
-    assert (again.progress.usage.calls, again.progress.done) == (0, 40)
+    assert (again.progress.calls, again.progress.done) == (0, 40)
     assert evaluate(configs, tmp_path / "out", temperatures=[0.0]) == figures
     assert digests(tmp_path / "out") == before
     assert figures["setting"] == "t0_s8_k1"
@@ -52,7 +52,7 @@ def test_the_policy_of_another_format_is_judged_and_compared_with_the_shipped_on
     assert told["em"]["n"] == told["lasj"]["n"] == 20 and told["osr"]["n"] > 10
     again = Evaluation(configs, tmp_path / "out", temperatures=[0.0], judging=judge)
     again.run()
-    assert again.progress.usage.calls == 0
+    assert again.progress.calls == 0
 
 
 def test_a_server_that_is_not_there_is_one_clear_error_and_pays_for_nothing(tmp_path):

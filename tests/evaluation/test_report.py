@@ -10,7 +10,7 @@ import pytest
 from reasonrag.core.bootstrap import Interval, intervals
 from reasonrag.evaluation.metrics import METRICS as REGISTRY
 from reasonrag.evaluation.metrics import Metric
-from reasonrag.evaluation.tables import differences_table, evaluation_tables, results_table, summary_table, write_report
+from reasonrag.evaluation.tables import differences_table, results_table, summary_table, write_report
 from reasonrag.report.attempt_pages import write_evaluation_pages as write_report_pages
 from tests.evaluation.test_run import toys
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
@@ -73,7 +73,6 @@ def test_every_metric_of_every_policy_and_setting_has_an_interval_and_n(compared
             assert all(of[metric]["low"] <= of[metric]["mean"] <= of[metric]["high"] for metric in METRICS)
             assert {of[metric]["n"] for metric in METRICS} == {11}
             assert [kind["em"]["n"] for kind in of["by_kind"].values()] == [8, 3]
-            assert [kind["hops"] for kind in of["by_kind"].values()] == [pytest.approx(4 / 3, abs=1e-4), 2.0]
     assert compared["policies"]["direct"]["t1_s8_k1"]["em"] == compared["em"]
     assert compared["policies"]["searcher"]["t1_s2_k1"]["forced"]["mean"] == 1
     assert len(compared["differences"]) == 4 * len(METRICS)
@@ -100,7 +99,7 @@ def test_the_report_is_markdown_without_anything_of_a_model_or_of_a_kind_in_it(c
     assert "LasJ" not in page and "Judged" not in page and "Out of form" not in page
     assert r"\| \[x\]\(http\:\/\/evil\) \<b\>" in page
     tables = [block.split("\n") for block in page.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 6  # policies, results, differences, kinds, searches, failures
+    assert len(tables) == 5  # policies, results, differences, kinds, failures
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table if line}) == 1
 
@@ -121,17 +120,6 @@ def test_sweeps_are_drawn_as_one_line_a_policy_and_single_settings_are_not(compa
     shutil.copytree(out, tmp_path / "copy")
     evaluate(toys(out.parent / "toy.jsonl", "direct"), tmp_path / "copy")
     assert not list((tmp_path / "copy/plots").iterdir())
-
-
-def test_searches_are_counted_by_whether_the_attempt_was_right(compared, out):
-    searches = {name: of["t1_s8_k1"]["searches"]["toy"] for name, of in compared["policies"].items()}
-    assert searches == {
-        "direct": {"right": {"0": 6}, "wrong": {"0": 5}},
-        "searcher": {"right": {"1": 7}, "wrong": {"1": 4}},
-    }
-    table = evaluation_tables(compared)["searches"]
-    assert table.rows[0] == ["toy", "direct", "t1_s8_k1", "right", "6", "0.00", "100.0%", "0.0%", "0.0%", "0.0%"]
-    assert f"## {table.title}" in (out / "report.md").read_text()
 
 
 def test_a_policy_with_a_top_k_of_its_own_is_compared_at_its_own(tmp_path):

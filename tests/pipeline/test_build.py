@@ -48,7 +48,7 @@ def test_the_summary_counts_what_the_tables_hold(tmp_path):
     assert summary["trees"]["nodes"] == len(nodes)
     assert summary["trees"]["complete_trajectories"] == sum(r["f1"] is not None for r in nodes)
     assert summary["pairs"]["total"] == len(pairs) == sum(summary["pairs"]["by_type"].values())
-    assert summary["calls"]["policy"]["calls"] == len(nodes) - 12 == build.progress.usage.calls
+    assert summary["calls"]["policy"]["calls"] == len(nodes) - 12 == build.progress.calls
     assert json.loads((tmp_path / "r/run.json").read_text()) == json.loads(json.dumps(summary))
 
 
