@@ -32,7 +32,6 @@ from reasonrag.evaluation.metrics import (
     trajectory_row,
 )
 from reasonrag.formats import ReasonRAGFormat
-from reasonrag.formats.base import last_tag
 from reasonrag.storage.parquet import read_parquet, write_parquet
 from reasonrag.storage.questions import load_questions
 from reasonrag.storage.tables import trajectory_schema
@@ -195,40 +194,3 @@ def test_every_recorded_score_is_that_of_a_trajectory_with_that_answer(pattern, 
         count += len(noted)
         wrong += [(prediction, golden, name) for name, score in noted.items() if abs(found[name] - score) > 1e-9]
     assert (wrong, number, count) == ([], rows, compared)
-
-
-def trajectories(format):
-    with gzip.open(DATA / "trajectories/trajectories.jsonl.gz", "rt", encoding="utf-8", newline="\n") as file:
-        return [row for row in map(json.loads, file) if row["format"] == format]
-
-
-@pytest.mark.data
-@needs_data
-def test_recorded_steps_of_this_format_are_read_wherever_they_hold_a_tag():
-    format, read = ReasonRAGFormat(), Counter()
-    searched = (Step(PROMPT, Completion("<query>q</query>"), Search("q")),)
-    rows = trajectories("reasonrag-step")
-    queries, told = set(), []
-    for row in rows:
-        grounding = row["action_name"] == "document_analysis"
-        action = format.parse(row["text"], searched if grounding else ())
-        read[row["action_name"], type(action).__name__] += 1
-        assert isinstance(action, Malformed) == (last_tag(row["text"], ("query", "evidence", "answer")) is None)
-        if isinstance(action, Search):
-            queries.add(action.query)
-            told += [(row["next_query"], action.query)] if row.get("next_query") else []
-    assert len(rows) == 23
-    assert read == {
-        ("begin_reasoning", "Search"): 7,
-        ("begin_reasoning", "Answer"): 2,
-        ("begin_reasoning", "Malformed"): 2,
-        ("reasoning", "Search"): 1,
-        ("reasoning", "Answer"): 3,
-        ("document_analysis", "Note"): 2,
-        ("document_analysis", "Malformed"): 6,
-    }
-    assert told == [("Emmy Award winner who worked on Miles from Home",) * 2]
-    # What a later step records as its query is what we read in the earlier one; one chain's query had no tag.
-    later = {row["query"].rstrip(".") for row in rows if row.get("query")}
-    assert len(later) == 6
-    assert later - queries == {": What sport did Moisés Solano play to fund his racing career?"}

@@ -53,12 +53,3 @@ def test_the_policy_of_another_format_is_judged_and_compared_with_the_shipped_on
     again = Evaluation(configs, tmp_path / "out", temperatures=[0.0], judging=judge)
     again.run()
     assert again.progress.calls == 0
-
-
-def test_a_server_that_is_not_there_is_one_clear_error_and_pays_for_nothing(tmp_path):
-    from reasonrag.core.errors import ReasonRAGError
-
-    config = load_config(overrides={**DEMO, "policy.spec": "http://127.0.0.1:9/v1", "policy.model": "x"})
-    with pytest.raises(ReasonRAGError):
-        evaluate({"gone": config}, tmp_path / "out")
-    assert not (tmp_path / "out/metrics.json").exists()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from reasonrag.core.types import Answer, Completion, Passage, Prompt, Search, Step, Trajectory
 from reasonrag.formats import FORMATS
-from reasonrag.formats.base import SEALED, last_tag, tags
+from reasonrag.formats.base import SEALED
 from tests.growth import LIMIT, growth
 from tests.toys import QUESTION
 
@@ -91,18 +89,5 @@ def test_any_shape_is_read_in_linear_time(name):
         (of, shape): growth(reads[of], lambda size, shape=shape: shapes_for(format, size)[shape], SIZE).ratio
         for of in ("read_text", "read")
         for shape in shapes_for(format, 1000)
-    }
-    assert max(ratios.values()) < LIMIT, ratios
-
-
-@pytest.mark.slow
-def test_tags_are_found_in_linear_time():
-    names = ["think", "search", "information", "answer"]
-    ratios = {
-        (call.__name__, shape): growth(
-            partial(call, names=names), lambda size, shape=shape: shapes("search", "information", size)[shape], SIZE
-        ).ratio
-        for call in (tags, last_tag)
-        for shape in shapes("search", "information", 1000)
     }
     assert max(ratios.values()) < LIMIT, ratios

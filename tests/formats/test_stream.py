@@ -73,12 +73,12 @@ def test_each_prompt_extends_the_one_before_and_keeps_the_sampled_ids(name):
 
 
 @every_format
-@pytest.mark.parametrize("answer", ["U.S. Navy", "Dr. No", "3.5 million", "the first\nthe second", "a < b", "</b>"])
-def test_answers_are_read_whole(name, answer):
-    trajectory = run(name, script(name, f"<answer> {answer} </answer>"))
-    reading = STREAMS[name].read(trajectory)
-    assert reading.well_formed
-    assert reading.answer == answer == trajectory.answer
+def test_answers_are_read_whole(name):
+    for answer in ("U.S. Navy", "Dr. No", "3.5 million", "the first\nthe second", "a < b", "</b>"):
+        trajectory = run(name, script(name, f"<answer> {answer} </answer>"))
+        reading = STREAMS[name].read(trajectory)
+        assert reading.well_formed
+        assert reading.answer == answer == trajectory.answer
 
 
 # Trap 3
@@ -100,13 +100,6 @@ def test_an_echo_of_the_instruction_is_no_answer(name, echo):
     reading = STREAMS[name].read(trajectory)
     assert (reading.well_formed, reading.answer) == (False, None)
     assert STREAMS[name].read_text(echo).answer is None
-
-
-@every_format
-def test_an_echo_of_the_instruction_is_no_query(name):
-    search = STREAMS[name].search
-    trajectory = run(name, [f"I write <{search}> query </{search}>"])
-    assert trajectory.steps[-1].action == Malformed(f"empty_{search}", ends=True)
 
 
 @every_format
@@ -193,15 +186,15 @@ def test_a_passage_cannot_smuggle_a_tag_past_by_a_seal(name, payload):
 
 
 @every_format
-@pytest.mark.parametrize("payload", PAYLOADS)
-def test_even_verbatim_a_passage_is_sealed(name, payload):
+def test_even_verbatim_a_passage_is_sealed(name):
     format = VERBATIM[name]
     replies = script(name, "<answer>Steven Spielberg</answer>")
-    trajectory = run(name, replies, passages=(poisoned(payload),), format=format)
-    reading = format.read(trajectory)
-    assert reading.well_formed and reading.answer == "Steven Spielberg" and len(reading.blocks) == 1
-    assert " ".join(payload.split()) in " ".join(reading.blocks[0].context.split())
-    assert (reading.blocks[0].reasoning, reading.blocks[0].conclusion) == ("t", "c")
+    for payload in PAYLOADS:
+        trajectory = run(name, replies, passages=(poisoned(payload),), format=format)
+        reading = format.read(trajectory)
+        assert reading.well_formed and reading.answer == "Steven Spielberg" and len(reading.blocks) == 1, payload
+        assert " ".join(payload.split()) in " ".join(reading.blocks[0].context.split())
+        assert (reading.blocks[0].reasoning, reading.blocks[0].conclusion) == ("t", "c")
 
 
 @every_format
@@ -316,16 +309,6 @@ def test_reading_is_total_and_agrees_with_parsing(name, begins_well, written):
         assert all(block.context for block in reading.blocks if block.is_search)
     shown = [part for b in reading.blocks for part in (b.reasoning, b.query or "", b.context, b.conclusion)]
     assert not any(SEALED in part for part in shown)
-
-
-@pytest.mark.parametrize("name", list(FORMATS))
-@given(texts)
-def test_texts_of_any_origin_are_read(name, text):
-    format = FORMATS[name]()
-    reading = format.read_text(text)
-    assert reading.well_formed == (not reading.reason)
-    assert not reading.well_formed or reading.answer
-    assert SEALED not in (reading.answer or "")
 
 
 @pytest.mark.parametrize("name", ["search_r1", "search_p1", "when_to_search"])

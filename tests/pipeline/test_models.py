@@ -10,19 +10,9 @@ from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.models import demo_folder
 from reasonrag.llm.chat_template import template_identity
 from reasonrag.llm.model_folder import model_commit
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.parts import check_llm, commits, open_llm
 from reasonrag.storage.folder import RunFolder
 from tests.llm.tiny import save_tiny_model
-
-
-def scripted(config: ModelConfig) -> ScriptedLLM:
-    return ScriptedLLM([], name=f"scripted by {config.spec}")
-
-
-def test_a_model_of_ones_own_is_named_by_module_and_factory():
-    spec = f"python:{__name__}:scripted"
-    assert open_llm(ModelConfig(spec=spec), "policy").name == f"scripted by {spec}"
 
 
 def test_a_judge_at_a_server_of_the_policy_shares_its_requests_in_flight():
@@ -130,13 +120,14 @@ LOADED = "chat_template.jinja generation_config.json tokenizer_config.json vocab
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", [*LOADED.split(), "reasonrag.yaml"])
-def test_whatever_a_loader_reads_is_part_of_a_model(tmp_path, file):
+def test_whatever_a_loader_reads_is_part_of_a_model(tmp_path):
     folder = save_tiny_model(tmp_path / "policy")
-    before = name_of(folder)
-    there = (folder / file).read_text() if (folder / file).exists() else ""
-    (folder / file).write_text(there + ("format: {prompts: brief}" if file.endswith(".yaml") else " "))
-    assert name_of(folder) != before
+    names = {name_of(folder)}
+    for number, file in enumerate([*LOADED.split(), "reasonrag.yaml"], 2):
+        content = (folder / file).read_text() if (folder / file).exists() else ""
+        (folder / file).write_text(content + ("format: {prompts: brief}" if file.endswith(".yaml") else " "))
+        names.add(name_of(folder))
+        assert len(names) == number, file
 
 
 @pytest.mark.slow

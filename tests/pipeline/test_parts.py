@@ -60,13 +60,6 @@ def test_another_name_of_the_same_file_is_another_run(files, tmp_path):
     assert before["questions"] != after["questions"]
 
 
-def test_flashrags_folders_name_the_data_set(files, tmp_path):
-    (tmp_path / "hotpotqa").mkdir()
-    (tmp_path / "hotpotqa" / "dev.jsonl").write_bytes((tmp_path / "toy.jsonl").read_bytes())
-    opened = parts(files | {"questions.dataset": str(tmp_path / "hotpotqa" / "dev.jsonl")})
-    assert [question.dataset for question in opened.questions] == ["hotpotqa"]
-
-
 def test_formats_and_retrievers_of_ones_own_are_named_by_module():
     config = load_config(overrides={"format.name": "python:reasonrag.formats.reasonrag:ReasonRAGFormat"})
     assert isinstance(open_format(config), ReasonRAGFormat)
