@@ -2,7 +2,7 @@
 
 A plug-in reads its own settings from `retrieval.backend`, a mapping without a schema, for example
 
-    reasonrag build-tree --retriever python:contrib.qdrant:open_retriever \
+    reasonrag build-tree --retriever python:contrib.sql:open_sqlite \
         --set retrieval.backend.collection=passages ...
 
 `title`, `text` and `id` name the fields of a document; dots reach into fields of fields.
@@ -113,20 +113,3 @@ def passages_of(documents: Iterable[tuple[Any, Any, Any]], config: Config) -> li
         what = f"the documents have no text in {names.get('text', 'text')!r}; set retrieval.backend.text to one of"
         raise RetrievalError(what, quoting=known_fields, cause="unreadable")
     return passages
-
-
-def query_vectors(config: Config) -> Callable[[str], Awaitable[list[float]]]:
-    """Return a function that encodes a query with the sentence-transformers model `retrieval.encoder`."""
-    from sentence_transformers import SentenceTransformer
-
-    if not config.retrieval.encoder:
-        raise ConfigError(f"retriever {config.retrieval.kind} needs --encoder, the model that made the vectors")
-    model = SentenceTransformer(config.retrieval.encoder, device=config.retrieval.device)
-    one_at_a_time = asyncio.Lock()
-
-    async def encode(query: str) -> list[float]:
-        async with one_at_a_time:
-            vector = await asyncio.to_thread(model.encode_query, query, normalize_embeddings=True)
-        return [float(value) for value in vector]
-
-    return encode

@@ -35,7 +35,7 @@ _MOST_PASSAGES = 1000
 
 
 # How an index is searched: the fields of `RetrievalConfig`, by their own names.
-_RETRIEVAL = ("kind", "encoder", "reranker", "device", "gpu")
+_RETRIEVAL = ("kind", "encoder", "device")
 _open_options = together(
     settings("Config", *(f"retrieval.{name}" for name in _RETRIEVAL), show_keys=False),
     click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),
@@ -62,8 +62,7 @@ def index() -> None:
 @rare(settings("IndexConfig", *_RARE))
 @configuration("IndexConfig")
 @out("The folder of the index; the same command resumes the build.")
-@click.option("--replace", is_flag=True, help="Delete passages of a different corpus from the folder first.")
-def build(out: Path, replace: bool, **given: Any) -> None:
+def build(out: Path, **given: Any) -> None:
     """Build an index, or add a kind to one, within --max-memory. The same command resumes a build that was killed.
 
     \b
@@ -85,7 +84,7 @@ def build(out: Path, replace: bool, **given: Any) -> None:
     config = validate(IndexConfig, gather({}, **sources(given)))
     log_plainly()
     with StageLines(error_console()) as progress:
-        manifests = build_index(out, config, replace=replace, progress=progress)
+        manifests = build_index(out, config, progress=progress)
     rows = []
     for part, manifest in manifests.items():
         counts = [f"{name} {count:,}" for name, count in manifest.counts.items()]
@@ -105,8 +104,8 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
       reasonrag index serve indexes/mine --port 8000
       curl -s http://127.0.0.1:8000/retrieve -H 'content-type: application/json' \\
           -d '{"queries": ["who directed Jaws?"], "topk": 3, "return_scores": true}'
-    Both kinds at once, reordered by a cross-encoder:
-      reasonrag index serve indexes/mine --retriever hybrid --reranker BAAI/bge-reranker-base
+    Both kinds at once:
+      reasonrag index serve indexes/mine --retriever hybrid
 
     SIGTERM and Ctrl-C end the server once all requests in flight are answered.
     """

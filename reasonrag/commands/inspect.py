@@ -154,8 +154,7 @@ _PACKAGES = {
     "core": ("aiohttp", "bm25s", "datasets", "pyarrow", "pydantic"),
     "train": ("torch", "transformers", "trl", "peft", "accelerate"),
     "dense": ("faiss-cpu", "sentence-transformers"),
-    "serve": ("uvicorn", "prometheus-client"),
-    "gpu": ("faiss-gpu",),
+    "serve": ("uvicorn",),
     "vllm": ("vllm",),
 }
 

@@ -47,7 +47,7 @@ class QuestionsConfig(Section):
 
 
 class RetrievalConfig(Section):
-    """Where to search. The fingerprint of the retriever, reranking included, is part of the identity of a run."""
+    """Where to search. The fingerprint of the retriever is part of the identity of a run."""
 
     kind: str | None = execution(
         None,
@@ -62,11 +62,7 @@ class RetrievalConfig(Section):
     encoder: str | None = execution(
         None, "sentence-transformers model that encodes passages and queries: a Hub id or a folder", "--encoder"
     )
-    reranker: str | None = execution(
-        None, "cross-encoder that reorders what an index finds: a Hub id or a folder", "--reranker"
-    )
-    gpu: bool = execution(False, "search the vectors of an index on all GPUs", "--gpu")
-    device: str | None = execution(None, "device of encoder and reranker, for example cpu, cuda or cuda:1", "--device")
+    device: str | None = execution(None, "device of the encoder, for example cpu, cuda or cuda:1", "--device")
     url: tuple[str, ...] = execution(
         (), "URL of a retrieval server that speaks POST /retrieve, or of that of --retriever", "--retriever-url"
     )
@@ -85,8 +81,6 @@ class RetrievalConfig(Section):
             raise ValueError("both a corpus and a retrieval server are given; the server has its own, leave one out")
         if self.index and (self.url or self.corpus):
             raise ValueError("an index and another place to search are given; leave one out")
-        if self.reranker and not self.index:
-            raise ValueError("a reranker reorders what an index finds; give one as --index")
         return self
 
     @property

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 _SINGLE = (b"host", b"content-length", b"origin")  # two of them would mean another one to whatever passes requests on
 _LOOPBACK_NAMES = (b"localhost", b"127.0.0.1", b"[::1]")
-_LIBRARIES = ("httptools", "prometheus_client", "uvicorn", "websockets")  # of `reasonrag[serve]`
+_LIBRARIES = ("httptools", "uvicorn", "websockets")  # of `reasonrag[serve]`
 _SHOWN_PROBLEMS = 3
 _MAX_HEAD_BYTES, _MAX_HEADERS = 64 << 10, 256
 _MAX_CONNECTIONS = 4096

@@ -13,11 +13,10 @@ from reasonrag.retrieval.passages import PassageStore, build_passages, open_corp
 _TUNING_QUERIES = 200
 
 
-def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: BuildProgress) -> Mapping[Part, Manifest]:
+def build_index(path: Path, config: IndexConfig, *, progress: BuildProgress) -> Mapping[Part, Manifest]:
     """Build the parts of `config` that are missing, and return the manifests of all parts of the index.
 
-    A killed build resumes, and a second call may add parts. `replace` deletes the passages of a different corpus first,
-    with everything that was built over them.
+    A killed build resumes, and a second call may add parts.
 
     Raises:
         ConfigError, DataError, RunError: one line; finished stages are kept.
@@ -34,7 +33,7 @@ def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: Bui
         progress.note(f"another process builds in {path}; waiting for it to finish")
 
     with index.locked(waiting=waiting):
-        _passages(index, config, replace, progress)
+        _passages(index, config, progress)
         if "bm25" in config.kind:
             from reasonrag.retrieval.bm25 import build_bm25
 
@@ -44,7 +43,7 @@ def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: Bui
     return {part: index.need(part) for part in index.parts()}
 
 
-def _passages(index: IndexFolder, config: IndexConfig, replace: bool, progress: BuildProgress) -> None:
+def _passages(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> None:
     """Verify the passages of the index if no corpus is given, else build them."""
     existing = index.manifest("passages")
     if config.corpus is None:
@@ -53,16 +52,12 @@ def _passages(index: IndexFolder, config: IndexConfig, replace: bool, progress: 
         index.verify("passages")
         return
     source = open_corpus(config.corpus)
-    if existing is not None and not replace and not existing.plan.same(passages_plan(source, config.passages)):
+    if existing is not None and not existing.plan.same(passages_plan(source, config.passages)):
         raise DataError(
             f"{index.path} holds the passages of {existing.plan.made_of.get('corpus')!r}, with other rules or other "
-            f"content than {source.name!r}; choose a new folder, or add --replace to build this one again"
+            f"content than {source.name!r}; choose a new folder, or delete this one"
         )
-    passages = build_passages(index, source, config.passages, progress=progress)
-    # Compared with the passages that each part was built from: a killed build may have replaced only the passages.
-    for part in index.parts() if replace else []:
-        if index.need(part).plan.made_of.get("passages", passages.fingerprint) != passages.fingerprint:
-            index.remove(part)
+    build_passages(index, source, config.passages, progress=progress)
 
 
 def _vectors(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> None:

@@ -41,9 +41,7 @@ _FLAT_BYTES = 128 << 20  # one core compares a query with them in some 20 ms
 _BLOCK_BYTES = 64 << 20  # of codes that are in memory at once while an inverted file is built
 _TRAINING, _LEAST_TRAINING = 64, 39  # vectors per cluster; FAISS asks for 39 to 256
 _PQ_LEAST_ROWS = 256 * _LEAST_TRAINING
-_LINKS = 32  # of a vector in the graph; the lowest layer has twice as many
 _ADDED_AT_ONCE = 8192  # vectors between two progress updates
-_MOST_CANDIDATES = 2048
 _TUNED_QUERIES = 256
 _TIE = 1e-6
 # A product of matrices rounds the same pair of vectors differently in another batch or place, by less than this.
@@ -162,8 +160,8 @@ def _shard(number: int) -> str:
 class VectorSettings:
     """How vectors are indexed and searched; 0 or "" if a kind does not use the value.
 
-    The kind flat compares with every vector; hnsw follows a graph of neighbours; ivf-sq8 and ivf-pq look into the
-    nearest clusters, at vectors rounded to one byte per dimension, or for ivf-pq per 8 dimensions.
+    The kind flat compares with every vector; ivf-sq8 and ivf-pq look into the nearest clusters, at vectors rounded to
+    one byte per dimension, or for ivf-pq per 8 dimensions.
     """
 
     kind: str
@@ -178,20 +176,21 @@ def choose(rows: int, dims: int, max_bytes: int, *, kind: str = "auto", recall: 
     """Choose settings: of the given kind; or flat for few vectors, else the first that fits into `max_bytes`.
 
     >>> [choose(rows, 384, 8 << 30).kind for rows in (10_000, 1_000_000, 10_000_000, 50_000_000)]
-    ['flat', 'hnsw', 'ivf-sq8', 'ivf-pq']
+    ['flat', 'ivf-sq8', 'ivf-sq8', 'ivf-pq']
     """
-    vectors = rows * dims * 4
-    # Bytes of building or searching, whichever is more. Lists of a graph grow by doubling while vectors are added.
-    needed = {"hnsw": 2 * (vectors + rows * (9 * _LINKS + 24)), "ivf-sq8": rows * (dims + 8), "ivf-pq": 0}
-    if kind == "auto":
-        kind = "flat" if vectors <= _FLAT_BYTES else next(name for name in needed if needed[name] <= max_bytes)
-    elif needed.get(kind, 0) > max_bytes:
+    # One byte a dimension, and the row of each vector.
+    sq8_bytes = rows * (dims + 8)
+    if kind == "auto" and rows * dims * 4 <= _FLAT_BYTES:
+        kind = "flat"
+    elif kind == "auto":
+        kind = "ivf-sq8" if sq8_bytes <= max_bytes else "ivf-pq"
+    elif kind == "ivf-sq8" and sq8_bytes > max_bytes:
         raise ConfigError(
-            f"{kind} over {rows} passages of {dims} dimensions needs {needed[kind] / (1 << 20):,.0f} MiB, more than "
+            f"ivf-sq8 over {rows} passages of {dims} dimensions needs {sq8_bytes / (1 << 20):,.0f} MiB, more than "
             f"the {max_bytes / (1 << 20):,.0f} MiB of --max-memory; allow more, or take ivf-pq"
         )
-    if kind in ("flat", "hnsw"):
-        return VectorSettings(kind, f"HNSW{_LINKS}" if kind == "hnsw" else "", recall=recall)
+    if kind == "flat":
+        return VectorSettings(kind, recall=recall)
     if kind == "ivf-pq" and rows < _PQ_LEAST_ROWS:
         raise ConfigError(f"ivf-pq learns its codes from {_PQ_LEAST_ROWS} passages or more, not {rows}; take flat")
     # The largest power of two up to 4 * sqrt(rows) that leaves FAISS enough vectors per cluster, and at least 1.
@@ -220,37 +219,13 @@ class VectorSearch:
         self.embeddings = embeddings
         self._index = index
         self._refine = refine
-        is_graph = hasattr(index, "hnsw")
         self.effort = 0
-        # The part of the index that sets how much a search looks at, by a name, and the most that this can be.
-        self._tuned = index.hnsw if is_graph else index and load_faiss().try_extract_index_ivf(index)
-        self._setting = "efSearch" if is_graph else "nprobe"
-        self.efforts = _MOST_CANDIDATES if is_graph else self._tuned.nlist if self._tuned else 0
+        self.clusters = 0 if index is None else load_faiss().extract_index_ivf(index).nlist
 
     def set_effort(self, effort: int) -> None:
-        """Look at so many clusters (nprobe) or candidates (efSearch) in each search."""
+        """Look at so many clusters in each search (nprobe of FAISS), 1 <= effort <= clusters."""
         self.effort = effort
-        setattr(self._tuned, self._setting, effort)
-
-    def to_gpus(self) -> None:
-        """Search on all GPUs from now on, a share of the vectors on each, with the effort that is set.
-
-        Raises:
-            ConfigError: faiss finds no GPU, or GPUs cannot search this kind of index.
-        """
-        faiss = load_faiss()
-        if faiss.get_num_gpus() == 0:
-            raise ConfigError("faiss finds no GPU; pip install 'reasonrag[gpu]' has GPU support, or leave out gpu")
-        if self._index is None:
-            self._index = faiss.IndexFlatIP(self.embeddings.dims)
-            for _, block in self.embeddings.blocks():
-                self._index.add(block)
-        options = faiss.GpuMultipleClonerOptions()
-        options.shard = True
-        try:
-            self._index = faiss.index_cpu_to_all_gpus(self._index, co=options)
-        except RuntimeError as error:
-            raise ConfigError("GPUs cannot search a graph; build flat or ivf ones, or leave out gpu") from error
+        load_faiss().extract_index_ivf(self._index).nprobe = effort
 
     def search(self, queries: Vectors, top_k: int) -> tuple[Vectors, Rows]:
         """Return `[n, top_k]` cosines and rows, best first, filled up with row -1 if the index holds fewer."""
@@ -293,8 +268,8 @@ def build_vectors(
 ) -> Manifest | None:
     """Build the part `vectors` over the embeddings, or remove it if search is exact.
 
-    The index has the part `embeddings`; the caller holds its lock. A killed build of an inverted file resumes after the
-    last block; a graph starts again. The effort of a search is tuned with `[n, dims]` queries.
+    The index has the part `embeddings`; the caller holds its lock. A killed build resumes after the last block. The
+    effort of a search is tuned with `[n, dims]` queries.
 
     Returns:
         The manifest of the part; None if search is exact.
@@ -316,15 +291,7 @@ def build_vectors(
     draft = Draft(index, plan)
     if not draft.holds(_INDEX):
         empty = faiss.index_factory(embeddings.dims, settings.factory, faiss.METRIC_INNER_PRODUCT)
-        if settings.kind == "hnsw":
-            # A graph can only grow in memory, so there is nothing to resume from.
-            progress.start("linking vectors", total=embeddings.rows, unit="vectors")
-            for _, block in embeddings.blocks():
-                empty.add(block)
-                progress.advance(len(block))
-            _write_index(draft, _INDEX, empty)
-        else:
-            _build_inverted_file(draft, empty, embeddings, settings, progress)
+        _build_inverted_file(draft, empty, embeddings, settings, progress)
     search = VectorSearch(embeddings, _read_index(draft.folder), refine=settings.refine)
     counts = {"passages": embeddings.rows, "dims": embeddings.dims}
     return draft.finish(counts | _tune(search, queries, settings.recall, progress))
@@ -382,15 +349,15 @@ def _tune(search: VectorSearch, queries: Vectors, target: float, progress: Build
 
     # Double the effort until it is enough; the least that is lies in the last step.
     high = 1
-    while recall(high) < target and high < search.efforts:
-        high = min(2 * high, search.efforts)
+    while recall(high) < target and high < search.clusters:
+        high = min(2 * high, search.clusters)
     # Recall is assumed to grow with the effort.
     lowest = high // 2 + 1
     reached = recall(lowest + bisect_left(range(lowest, high), target, key=recall))
     short = "" if reached >= target else f"; {target:.3f} was requested and cannot be reached, take another kind"
     progress.note(
-        f"vectors: {search.effort} of {search.efforts} clusters or candidates per search give {reached:.3f} of exact "
-        f"search's ten best, over {len(queries)} queries{short}"
+        f"vectors: {search.effort} of {search.clusters} clusters per search give {reached:.3f} of exact search's ten "
+        f"best, over {len(queries)} queries{short}"
     )
     return {"effort": search.effort, "recall_permille": round(1000 * reached)}
 
@@ -408,14 +375,12 @@ def recall_at_10(approximate: tuple[Vectors, Rows], exact: tuple[Vectors, Rows])
     return float(min(hits / (exact_rows >= 0).sum(), 1.0))
 
 
-def open_vectors(index: IndexFolder, *, gpu: bool = False) -> VectorSearch:
+def open_vectors(index: IndexFolder) -> VectorSearch:
     """Open the search over an index's vectors: FAISS if the part `vectors` exists, else exact over the embeddings.
-
-    `gpu` copies the vectors to all GPUs and searches there.
 
     Raises:
         DataError: the embeddings are missing, or a file is missing or damaged.
-        ConfigError: faiss is not installed, or cannot search on GPUs.
+        ConfigError: faiss is not installed.
     """
     search = VectorSearch(Embeddings(index))
     if index.manifest("vectors") is not None:
@@ -423,8 +388,6 @@ def open_vectors(index: IndexFolder, *, gpu: bool = False) -> VectorSearch:
         refine = int(manifest.plan.settings["refine"])
         search = VectorSearch(search.embeddings, _read_index(index.part("vectors")), refine=refine)
         search.set_effort(manifest.counts["effort"])
-    if gpu:
-        search.to_gpus()
     return search
 
 
@@ -446,8 +409,6 @@ def _read_index(folder: Path) -> Any:
     faiss = load_faiss()
     path = str(folder / _INDEX)
     try:
-        if not (folder / _LISTS).exists():
-            return faiss.read_index(path, faiss.IO_FLAG_MMAP_IFC)
         # IO_FLAG_ONDISK_SAME_DIR would do the same, but prints a line to standard output. IO_FLAG_MMAP leaves such
         # lists unmapped, and the first search then crashes the process.
         index = faiss.read_index(path, faiss.IO_FLAG_SKIP_IVF_DATA | faiss.IO_FLAG_READ_ONLY)
@@ -474,11 +435,10 @@ class DenseRetriever(LocalRetriever):
         index: IndexFolder,
         encoder: TextEncoder | str | None = None,
         *,
-        gpu: bool = False,
         device: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        """Open the vectors (on all GPUs if `gpu` is set) and, on `device`, the encoder.
+        """Open the vectors and, on `device`, the encoder.
 
         `encoder` is an open encoder, or its location; None takes its location when the index was built, or the Hub.
 
@@ -489,7 +449,7 @@ class DenseRetriever(LocalRetriever):
         passages = index.verify("passages")
         # A query that another encoder encoded would find arbitrary passages, without an error.
         identity, location = encoder_of(index)
-        self._vectors = open_vectors(index, gpu=gpu)
+        self._vectors = open_vectors(index)
         if encoder is None or isinstance(encoder, str):
             encoder = _open_encoder(index, identity, encoder or location, device, trust_remote_code)
         if problem := differences(identity, encoder.identity):
@@ -501,7 +461,7 @@ class DenseRetriever(LocalRetriever):
         searched = index.manifest("vectors") or index.need("embeddings")
         # By content, so that the same passages have the same fingerprint under any file name.
         decisive = [passages.files[PASSAGES], dict(searched.files), dict(searched.counts), dict(identity)]
-        # One thread, because FAISS on GPUs allows no second one, and the encoder uses all cores.
+        # One thread, because the encoder uses all cores.
         super().__init__(PassageStore(index), identity=decisive)
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:

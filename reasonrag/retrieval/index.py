@@ -91,14 +91,14 @@ class EncoderConfig(Section):
         None, "dtype of the encoder's weights: float32, bfloat16 or float16", "--dtype"
     )
     batch_size: int = setting(64, "passages per batch of the encoder", "--encode-batch", ge=1)
-    device: str | None = execution(None, "device of encoder and reranker, for example cpu, cuda or cuda:1", "--device")
+    device: str | None = execution(None, "device of the encoder, for example cpu, cuda or cuda:1", "--device")
     trust_remote_code: bool = setting(False, "run Python code that comes with a model")
 
 
 class VectorsConfig(Section):
     """Which FAISS index searches the vectors, and how well."""
 
-    kind: Literal["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"] = setting(
+    kind: Literal["auto", "flat", "ivf-sq8", "ivf-pq"] = setting(
         "auto", "type of FAISS index; auto chooses by the number of vectors and the memory", "--vectors"
     )
     recall: float = setting(

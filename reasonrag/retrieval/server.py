@@ -60,8 +60,6 @@ class RetrievalApp(App):
     """Answers HTTP requests from one retriever. Queries of requests that arrive together are searched together."""
 
     def __init__(self, retriever: Retriever, settings: ServeSettings) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge
-
         super().__init__(settings)
         self._retriever = retriever
         self._batched = BatchedRetriever(
@@ -71,14 +69,7 @@ class RetrievalApp(App):
         self._health_timeout_s = settings.health_timeout_s
         self._unanswered = 0
         self._is_draining = False
-        self._registry = CollectorRegistry()
-        name = "reasonrag_retrieval"
-        self._requests = Counter(f"{name}_requests", "Requests to /retrieve", ["status"], registry=self._registry)
-        self._in_flight = Gauge(
-            f"{name}_requests_in_flight", "Requests to /retrieve in flight", registry=self._registry
-        )
-        queue = Gauge(f"{name}_queue", "Queries not answered yet", registry=self._registry)
-        queue.set_function(lambda: self._unanswered)
+        self._in_flight = 0  # requests to /retrieve
         self.routes = {
             "/retrieve": ("POST", self._retrieve),
             "/health": ("GET", self._health),
@@ -97,39 +88,35 @@ class RetrievalApp(App):
     async def aclose(self) -> None:
         await self._batched.aclose()
 
-    async def answer(self, scope: Scope, receive: Receive) -> Response:
-        response = await super().answer(scope, receive)
-        if scope["path"] == "/retrieve":
-            self._requests.labels(response.status).inc()
-        return response
-
     async def _retrieve(self, scope: Scope, receive: Receive) -> Response:
-        with self._in_flight.track_inprogress():
-            request = parsed(await self.body(scope, receive))
-            count, top_k = len(request.queries), request.topk or self._top_k
-            if count * top_k > MAX_PASSAGES:
-                raise Refusal(413, f"{count} queries of topk {top_k}; at most {MAX_PASSAGES} passages a request")
-            # An empty queue admits a request of any size: a larger one could never enter otherwise.
-            if self._unanswered and self._unanswered + count > self._max_queue:
-                raise Refusal(503, "the queue is full")
-            self._unanswered += count
-            try:
-                rankings = await self._batched.search([query[:MAX_QUERY_CHARS] for query in request.queries], top_k)
-            except BackendError as error:
-                log.warning("search failed", cause=error.cause)
-                raise Refusal(503, f"the index does not answer ({error.cause})") from None
-            finally:
-                self._unanswered -= count
-            return Response(reply(rankings, scores=request.return_scores))
+        request = parsed(await self.body(scope, receive))
+        count, top_k = len(request.queries), request.topk or self._top_k
+        if count * top_k > MAX_PASSAGES:
+            raise Refusal(413, f"{count} queries of topk {top_k}; at most {MAX_PASSAGES} passages a request")
+        # An empty queue admits a request of any size: a larger one could never enter otherwise.
+        if self._unanswered and self._unanswered + count > self._max_queue:
+            raise Refusal(503, "the queue is full")
+        self._unanswered += count
+        self._in_flight += 1
+        try:
+            rankings = await self._batched.search([query[:MAX_QUERY_CHARS] for query in request.queries], top_k)
+        except BackendError as error:
+            log.warning("search failed", cause=error.cause)
+            raise Refusal(503, f"the index does not answer ({error.cause})") from None
+        finally:
+            self._unanswered -= count
+            self._in_flight -= 1
+        return Response(reply(rankings, scores=request.return_scores))
 
     async def _health(self, scope: Scope, receive: Receive) -> Response:
         await self._probe()
         return Response(b'{"status":"ok"}')
 
     async def _metrics(self, scope: Scope, receive: Receive) -> Response:
-        from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        """Return two gauges in Prometheus' text format."""
+        name = "reasonrag_retrieval"
+        gauges = f"{name}_requests_in_flight {self._in_flight}\n{name}_queue {self._unanswered}\n"
+        return Response(gauges.encode(), media_type="text/plain; version=0.0.4")
 
     async def _probe(self) -> None:
         """Search for one query, to see whether the index answers; raise Refusal with 503 and the cause if not."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sqlite3
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ import stamina
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import Field
-from qdrant_client import QdrantClient, models
 
 from contrib.compress import closest_sentences
 from contrib.frameworks import as_retriever
 from contrib.mcp_tool import _documents
+from contrib.searching import passages_of
 from reasonrag import Config, ConfigError, Passage, RetrievalError, load_config
 from reasonrag.pipeline.parts import open_retriever
 from reasonrag.retrieval.base import Retriever
@@ -85,53 +85,9 @@ def test_a_table_of_sqlite_is_searched_by_words(tmp_path: Path) -> None:
         found("sql:open_sqlite", "x", **table | {"collection": "lake"})
 
 
-def encoded(texts: Sequence[str]) -> list[list[float]]:
-    from sentence_transformers import SentenceTransformer
-
-    vectors: list[list[float]] = SentenceTransformer(MODEL).encode(list(texts), normalize_embeddings=True).tolist()
-    return vectors
-
-
-def test_a_collection_of_qdrant_is_searched_by_vectors(tmp_path: Path) -> None:
-    client = QdrantClient(path=str(tmp_path / "qdrant"))
-    client.create_collection("sea", models.VectorParams(size=384, distance=models.Distance.COSINE))
-    vectors = encoded([p.contents for p in SEA])
-    points = []
-    for number, (passage, vector) in enumerate(zip(SEA, vectors, strict=True)):
-        payload = {"key": passage.id, "title": passage.title, "body": passage.text}
-        points.append(models.PointStruct(id=number, vector=vector, payload=payload))
-    client.upsert("sea", points)
-    client.close()
-    table = {"path": str(tmp_path / "qdrant"), "collection": "sea", "id": "key", "encoder": MODEL}
-    (ranking,) = found("qdrant:open_retriever", CAPTAIN, text="body", **table)
-    assert ranking[0] == next(Passage(p.id, p.contents, ranking[0].score) for p in SEA if p.title == ranking[0].title)
-    assert {p.title for p in ranking} == {"Benna Ruvik", "Orlandis"}
+def test_fields_without_text_are_named(tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match=r"no text in 'words'; set retrieval.backend.text to one of: .*'body'"):
-        found("qdrant:open_retriever", CAPTAIN, text="words", **table)
-
-
-def test_a_table_of_postgres_is_searched_by_vectors_or_by_a_statement(tmp_path_factory: pytest.TempPathFactory) -> None:
-    psycopg = pytest.importorskip("psycopg")
-    pgserver = pytest.importorskip("pgserver")
-    folder: Path = tmp_path_factory.mktemp("postgres")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)  # the server runs as another user, if this one is root
-    server = pgserver.get_server(folder / "data", cleanup_mode="stop")
-    try:
-        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-            connection.execute("CREATE EXTENSION vector")
-            connection.execute("CREATE TABLE sea (id text, title text, body text, embedding vector(384))")
-            vectors = encoded([p.contents for p in SEA])
-            rows = [(p.id, p.title, p.text, str(vector)) for p, vector in zip(SEA, vectors, strict=True)]
-            connection.cursor().executemany("INSERT INTO sea VALUES (%s, %s, %s, %s)", rows)
-        table = {"path": server.get_uri(), "collection": "sea", "text": "body"}
-        (ranking,) = found("sql:open_pgvector", SEA[3].contents, encoder=MODEL, **table)
-        assert (ranking[0].contents, ranking[0].score) == (SEA[3].contents, pytest.approx(1.0, abs=1e-3))
-        sql = "SELECT id, title, body, 1 FROM sea WHERE strpos(body, %(query)s) > 0 ORDER BY id LIMIT %(top_k)s"
-        (ranking,) = found("sql:open_pgvector", "Benna Ruvik", path=server.get_uri(), sql=sql)
-        assert {p.title for p in ranking} == {"Benna Ruvik", "Orlandis"}
-    finally:
-        server.cleanup()
+        passages_of([("a", {"body": "text"}, 1.0)], configuration("sql:open_sqlite", text="words"))
 
 
 WEB = {"organic": [{"link": "https://a", "title": "Jaws", "snippet": "A film."}, {"link": "https://b", "title": "x"}]}

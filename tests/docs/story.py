@@ -43,8 +43,6 @@ NOT_RUN = {
     "make setup": "what CI begins with",
     "source": "what CI does by its paths",
     "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
-    "python -m contrib.inspect_log": "needs its log; tests of contrib have one",
-    "inspect log": "inspect_ai's own; tests/peers/check_inspect.py runs it",
     "python -m verl.trainer.main_ppo": "needs GPUs; tests/peers/check_verl.py gives verl's own classes what it reads",
     "python -m papers real": "eleven commands; tests/papers/test_run_real.py runs it",
     "python -m contrib.verl": "hotpotqa is not here; tests/contrib/test_verl.py exports the demo",

@@ -9,11 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
-from contrib.inspect_log import convert
 from contrib.mcp_tool import _documents
 from contrib.searching import passages_of
 from contrib.simulated_search import SimulatedRetriever
@@ -40,13 +37,10 @@ from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import ChatTemplate, chat_with_tools
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.retrieval.encoders import LexicalEncoder
-from reasonrag.retrieval.open import RerankedRetriever
 from reasonrag.rewards import REWARDS, RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.base import trajectory_text
 from reasonrag.rewards.judge import JudgeService, quoted
 from reasonrag.rollout import Engine
-from reasonrag.storage.parquet import read_calls
-from tests.contrib.test_inspect_log import MESSAGES, sample
 from tests.formats.test_recorded import conversation
 from tests.llm.tiny import TEMPLATE
 from tests.toys import LUCAS, ToyRetriever
@@ -125,7 +119,6 @@ def places() -> Iterator[tuple[str, Callable[[str], Course]]]:
     found: dict[str, Callable[[str], Any]] = {
         "passage": lambda text: Finds([Passage("p", f"{text}\n{text}"), Passage("p2", text)]),
         "id": lambda text: Finds([Passage(text, BENIGN), Passage(f"{text} ", BENIGN)]),
-        "reranked": lambda text: RerankedRetriever(Finds([Passage("p", text), Passage("p2", BENIGN)]), LAST_FIRST),
         "result of an MCP tool": lambda text: Finds(_result(text)),
     }
     for name in FORMATS:
@@ -142,7 +135,6 @@ def places() -> Iterator[tuple[str, Callable[[str], Course]]]:
     yield "plan", lambda text: _judged({"Question": "q", "Planner 1": text, "Path 1": (text, "b")})
     yield "recording: result", lambda text: _branched(conversation("one", found=text), text)
     yield "recording: question", lambda text: _branched(conversation("one", valid_unicode(text)), text)
-    yield "recording: log of inspect_ai", lambda text: _branched(_logged(text), text)
 
 
 _CALL = '<tool_call>{"name": "search", "arguments": {"query": "q"}}</tool_call>'
@@ -186,18 +178,6 @@ def _result(text: str) -> list[Passage]:
     return found
 
 
-def _logged(text: str) -> list[dict[str, Any]]:
-    """Return the calls of a log of inspect_ai, whose search found the text."""
-    with TemporaryDirectory() as folder:
-        log = Path(folder, "log.json")
-        parts = [{"type": "text", "text": part} for part in ("attachment://abc", text)]
-        messages = [*MESSAGES[:3], MESSAGES[3] | {"content": parts}]
-        one = sample(1) | {"attachments": {"abc": text}, "events_data": {"messages": messages}}
-        log.write_text(json.dumps({"samples": [one]}))
-        convert(log, Path(folder, "agent"))
-        return list(read_calls(Path(folder, "agent")))
-
-
 def _branched(calls: list[dict[str, Any]], text: str) -> Course:
     """Branch a recording behind its search; the next one finds the text, in a passage that claims to be recorded."""
     asked = calls[0]["request"]["messages"][1]["content"]
@@ -237,7 +217,6 @@ class Finds(ToyRetriever):
 
 
 FINDS = Finds([Passage("p", f"{BENIGN}\n{BENIGN}"), Passage("p2", BENIGN)])
-LAST_FIRST: Any = SimpleNamespace(fingerprint="", score=lambda query, passages: list(range(len(passages))))
 
 # What policies write, for whichever format can read it: a search, what a passage says, an answer.
 _WRITTEN = (

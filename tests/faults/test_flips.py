@@ -102,7 +102,7 @@ def test_a_flipped_bit_of_an_index_is_noticed(tmp_path: Path, rounds: Rounds, fi
     index = passages(tmp_path / "index", sentences(400))
     with index.locked():
         build_embeddings(index, WordsEncoder(), progress=Silent(), shard_rows=128)
-        settings, queries = VectorSettings("hnsw", "HNSW8"), sentences(20, seed=1)
+        settings, queries = VectorSettings("ivf-sq8", "IVF8,SQ8", training_rows=400), sentences(20, seed=1)
         vectors = WordsEncoder().encode_queries(queries)
         build_vectors(index, settings, queries=vectors, progress=Silent())
     before = open_vectors(index).search(vectors, 10)

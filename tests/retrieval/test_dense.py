@@ -149,7 +149,7 @@ def test_the_fingerprint_follows_passages_encoder_and_kind_of_search(tmp_path):
     found = {fingerprint(first)}
     with same.locked():
         queries = WordsEncoder().encode_queries(QUERIES)
-        build_vectors(same, VectorSettings("hnsw", "HNSW4"), queries=queries, progress=Silent())
+        build_vectors(same, VectorSettings("ivf-sq8", "IVF1,SQ8", training_rows=6), queries=queries, progress=Silent())
     found.add(fingerprint(same))
     with same.locked():
         same.remove("vectors")

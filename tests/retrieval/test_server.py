@@ -229,20 +229,6 @@ def test_health_is_false_while_the_server_drains() -> None:
         asyncio.run(probe())
 
 
-def test_metrics_count_requests_queries_and_batches() -> None:
-    with serving(ToyRetriever()) as port:
-        ask(port, "Jaws", "Wars")
-        ask(port, "Jaws", topk=-1)
-        text = call(port, "GET", "/metrics")[1]
-    for line in (
-        'reasonrag_retrieval_requests_total{status="200"} 1.0',
-        'reasonrag_retrieval_requests_total{status="422"} 1.0',
-        "reasonrag_retrieval_queue 0.0",
-        "reasonrag_retrieval_requests_in_flight 0.0",
-    ):
-        assert line in text
-
-
 def test_a_port_that_is_taken_is_said_in_one_line(port: int) -> None:
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be listened on") as caught:
         serve(ToyRetriever(), ServeSettings(port=port))

@@ -33,7 +33,6 @@ FEW = sentences(50)
 TEXTS = sentences(1200)
 QUERIES = WordsEncoder().encode_queries(sentences(40, seed=1, words=3))
 SETTINGS = {
-    "hnsw": VectorSettings("hnsw", "HNSW8"),
     "ivf-sq8": VectorSettings("ivf-sq8", "IVF16,SQ8", training_rows=700, block_rows=300, refine=2),
     "ivf-pq": VectorSettings("ivf-pq", "IVF16,PQ4x8", training_rows=1200, block_rows=300, refine=10),
 }
@@ -166,7 +165,7 @@ def test_of_equal_passages_the_first_come_first_however_many_there_are(tmp_path)
     assert np.unique(scores).size == 1
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf-sq8"])
+@pytest.mark.parametrize("kind", ["flat", "ivf-sq8"])
 def test_fewer_passages_than_asked_for_are_marked(tmp_path, kind):
     index = embedded(tmp_path, texts=TEXTS[:300], shard_rows=256)
     settings = {"flat": VectorSettings("flat"), **SETTINGS}[kind]
@@ -194,8 +193,8 @@ def test_approximate_search_reaches_the_recall_that_it_was_tuned_for(built, kind
         assert recall_at_10(search.search(QUERIES, 10), exact) < 0.95
 
 
-@pytest.mark.parametrize("kind", ["hnsw", "ivf-sq8"])
-def test_the_same_embeddings_give_the_same_bytes_with_any_number_of_threads(copy_of, kind):
+def test_the_same_embeddings_give_the_same_bytes_with_any_number_of_threads(copy_of):
+    kind = "ivf-sq8"
     index = copy_of(kind)
     first = digest(index.part("vectors"))
     index.remove("vectors")
@@ -247,7 +246,7 @@ def test_other_embeddings_below_the_vectors_are_refused(copy_of):
 
 
 def test_flat_needs_no_vectors_and_takes_older_ones_away(copy_of):
-    index = copy_of("hnsw")
+    index = copy_of("ivf-sq8")
     assert build(index, choose(1200, 16, GIB)) is None
     assert index.manifest("vectors") is None and open_vectors(index).effort == 0
 
@@ -256,8 +255,7 @@ def test_flat_needs_no_vectors_and_takes_older_ones_away(copy_of):
     ("rows", "dims", "gib", "kind"),
     [
         (1000, 384, 1, "flat"),
-        (200_000, 384, 4, "hnsw"),
-        (21_000_000, 768, 256, "hnsw"),
+        (200_000, 384, 4, "ivf-sq8"),
         (21_000_000, 768, 24, "ivf-sq8"),
         (21_000_000, 768, 8, "ivf-pq"),
     ],
@@ -267,23 +265,10 @@ def test_the_kind_follows_from_size_and_memory(rows, dims, gib, kind):
 
 
 def test_a_kind_that_does_not_fit_is_refused():
-    with pytest.raises(ConfigError, match=r"hnsw over 21000000 passages of 768 dimensions needs [\d,]+ MiB, more than"):
-        choose(21_000_000, 768, 8 * GIB, kind="hnsw")
+    with pytest.raises(
+        ConfigError, match=r"ivf-sq8 over 21000000 passages of 768 dimensions needs [\d,]+ MiB, more than"
+    ):
+        choose(21_000_000, 768, 8 * GIB, kind="ivf-sq8")
     assert choose(21_000_000, 768, GIB, kind="flat").kind == "flat"
     with pytest.raises(ConfigError, match="ivf-pq learns its codes from 9984 passages or more, not 500"):
         choose(500, 384, GIB, kind="ivf-pq")
-
-
-@pytest.mark.skipif(hasattr(faiss, "StandardGpuResources"), reason="this faiss searches on GPUs")
-def test_gpus_without_a_faiss_for_them_are_one_clear_line(index):
-    with pytest.raises(ConfigError, match="no GPU; pip install"):
-        open_vectors(index, gpu=True)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not hasattr(faiss, "StandardGpuResources"), reason="this faiss has no GPU support")
-@pytest.mark.parametrize("kind", ["flat", "ivf-sq8", "ivf-pq"])
-def test_gpus_find_what_the_cpu_finds(index, kind):
-    build(index, {"flat": VectorSettings("flat"), **SETTINGS}[kind])
-    results, expected = (open_vectors(index, gpu=gpu).search(QUERIES, 10) for gpu in (True, False))
-    assert recall_at_10(results, expected) > 0.98
