@@ -107,11 +107,6 @@ def check(settings: RLSettings, form: Format) -> frozenset[str]:
     needs = needs_of(settings, form)
     if hidden := needs - {"judge", "encoder", "plans"}:
         raise ConfigError(f"reward {name} needs {MISSING[min(hidden)]}; verl shows it texts alone")
-    if "plans" in needs and settings.plans is None:
-        raise ConfigError(
-            "verl's policy makes no reference plans: add --plans with a file of `rl plan`, or set "
-            "reward.search_p1.reference_track to false"
-        )
     return needs
 
 

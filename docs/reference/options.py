@@ -10,8 +10,9 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
 from docs.reference.settings import SETTINGS, fields
-from reasonrag.agents.environment import EnvironmentSettings
+from reasonrag.core.serving import ListenSettings
 from reasonrag.core.settings import Flag
+from reasonrag.online_rl.settings import PlanSettings
 from reasonrag.retrieval.server import ServeSettings
 
 _TYPES = {str: "text", ByteSize: "text", int: "integer", float: "number", bool: "boolean"}
@@ -20,7 +21,7 @@ _TYPES = {str: "text", ByteSize: "text", int: "integer", float: "number", bool: 
 def options_json() -> str:
     """Return the file: flags and presets by model."""
     flags = {model.__name__: _flags(model) for _, model, _ in SETTINGS}
-    flags |= {model.__name__: _flags(model) for model in (ServeSettings, EnvironmentSettings)}
+    flags |= {model.__name__: _flags(model) for model in (ServeSettings, ListenSettings, PlanSettings)}
     presets = {model.__name__: sorted(presets) for _, model, presets in SETTINGS if presets}
     return json.dumps({"flags": flags, "presets": presets}, indent=1, ensure_ascii=False) + "\n"
 

@@ -36,7 +36,6 @@ from reasonrag.core.serving import (
     describe_problems,
     run_app,
 )
-from reasonrag.core.settings import setting
 from reasonrag.core.text import excerpt, valid_unicode
 from reasonrag.core.types import Completion, FinishReason, Prompt, Question, Trajectory
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
@@ -50,11 +49,8 @@ from reasonrag.rollout import Engine, derive_seed
 log = structlog.get_logger()
 
 
-class EnvironmentSettings(ListenSettings):
-    """Settings of `env serve`."""
-
-    max_sessions: int = setting(256, "maximum clients at a time, each with one episode", "--max-sessions", ge=1)
-    idle_s: float = setting(600.0, "seconds without a message after which a session is dropped", "--idle-timeout", gt=0)
+MOST_SESSIONS = 256  # clients at a time, each with one episode
+IDLE_S = 600.0  # without a message, after which a session is dropped
 
 
 class Message(BaseModel):
@@ -263,12 +259,12 @@ class EnvironmentApp(App):
         engine: Engine,
         reward: Reward,
         questions: Sequence[Question],
-        settings: EnvironmentSettings,
+        settings: ListenSettings,
         close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         """Serve episodes on some questions; `engine.llm` is a `CurrentPolicy`, `close` is awaited at the end."""
         super().__init__(settings)
-        self._engine, self._reward, self._questions, self._limits = engine, reward, questions, settings
+        self._engine, self._reward, self._questions = engine, reward, questions
         self._close = close
         self._sessions = self._turn = 0
         self._known: dict[object, Question] = {}  # by its text, by its id, and by data set and id
@@ -298,12 +294,12 @@ class EnvironmentApp(App):
         session = Session(self._engine, self._reward, self._choose)
         self._sessions += 1
         answer: Reply | None = None
-        if self._sessions > self._limits.max_sessions:
-            answer = _failure(f"{self._limits.max_sessions} sessions are open (--max-sessions)", "CAPACITY_REACHED")
+        if self._sessions > MOST_SESSIONS:
+            answer = _failure(f"{MOST_SESSIONS} sessions are open", "CAPACITY_REACHED")
         is_open = answer is None
         try:
             while is_open:
-                async with asyncio.timeout(self._limits.idle_s):
+                async with asyncio.timeout(IDLE_S):
                     message = await receive()
                 if message["type"] == "websocket.disconnect":
                     return
@@ -312,7 +308,7 @@ class EnvironmentApp(App):
                 if answer is not None:
                     await _send(send, answer)
         except TimeoutError:
-            answer = _failure(f"no message for {self._limits.idle_s:g} s (--idle-timeout)", "SESSION_ERROR")
+            answer = _failure(f"no message for {IDLE_S:g} s", "SESSION_ERROR")
         finally:
             self._sessions -= 1
             await session.drop()
@@ -354,13 +350,13 @@ def open_environment(settings: RLSettings, journal: Path, opened: AsyncExitStack
     """Open what `rl train` trains on, for a `CurrentPolicy`; `opened` closes it."""
     task, policy = open_task(settings), CurrentPolicy()
     opened.push_async_callback(task.aclose)
-    reward, _ = open_task_reward(settings, task, policy, journal, opened)
+    reward = open_task_reward(settings, task, policy, journal, opened)
     engine = open_engine(task.config, policy, batched_retrievers(task)[0], task.format)
     engine.first_steps = None  # a client that writes nothing readable does not end the others' episodes
     return task, engine, reward
 
 
-def serve_environment(settings: RLSettings, listening: EnvironmentSettings) -> int:
+def serve_environment(settings: RLSettings, listening: ListenSettings) -> int:
     """Serve what `rl train` would train on until SIGTERM or Ctrl-C, and return the exit code."""
     opened = AsyncExitStack()
     with TemporaryDirectory(prefix="reasonrag-") as folder:  # a judge's verdicts, for as long as the server runs

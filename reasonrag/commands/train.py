@@ -41,7 +41,6 @@ _COMMON = (
 _RARE = ("chat_template", "lora", "max_length", "max_dropped", "save_steps")
 _SEARCH = ("retrieval.corpus", "retrieval.index", "retrieval.url")
 _BATCH = ("rollout.questions_per_step", "rollout.group_size", "per_device_train_batch_size")
-_LISTENING = ("port", "max_sessions", "idle_s")
 
 
 @click.group(cls=Group)
@@ -181,7 +180,7 @@ def rl_train(out: Path | None, **given: Any) -> None:
 @rl.command("plan")
 @settings("Config", "questions.dataset", "questions.split", "questions.limit", *_SEARCH)
 @settings("Config", "policy.spec", "policy.model", "format.name", "format.max_steps", "judge.spec", "judge.model")
-@settings("RLSettings", "planning", show_keys=False)
+@settings("PlanSettings", "candidates", "show_answer", show_keys=False)
 @rare(
     settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind", "retrieval.top_k"),
     settings("Config", "policy.card", "policy.chat_template", "policy.temperature", "policy.max_tokens"),
@@ -199,8 +198,7 @@ def rl_plan(out: Path, **given: Any) -> None:
           --judge http://127.0.0.1:8002/v1 --judge-model org/planner --out plans.parquet
       reasonrag rl plan --preset demo --policy demo:search_p1 --judge demo-judge --out plans.parquet
 
-    `rl train` makes plans with the policy itself if it is given none. If the command is killed or stopped, the same
-    command resumes it.
+    If the command is killed or stopped, the same command resumes it.
     """
     from reasonrag.core.config import load_config
     from reasonrag.core.settings import validate
@@ -292,7 +290,7 @@ def env() -> None:
     settings("RLSettings", "exclude", "world_seed", "retrieval.top_k", "format.prompts", "format.max_steps"),
     settings("RLSettings", "format.max_searches", "reward.prm.model", "plans"),
 )
-@settings("EnvironmentSettings", *_LISTENING, show_keys=False)
+@settings("ListenSettings", "port", show_keys=False)
 @configuration("RLSettings")
 def serve(**given: Any) -> None:
     """Serve questions, searches and rewards to OpenEnv's clients. They get prompts and keep the policy.
@@ -308,13 +306,14 @@ def serve(**given: Any) -> None:
 
     SIGTERM and Ctrl-C end the server.
     """
-    from reasonrag.agents.environment import EnvironmentSettings, serve_environment
+    from reasonrag.agents.environment import serve_environment
     from reasonrag.commands.console import log_plainly
+    from reasonrag.core.serving import ListenSettings
     from reasonrag.core.settings import validate
     from reasonrag.online_rl.settings import load_rl_settings
 
     log_plainly()
-    listening = validate(EnvironmentSettings, given_settings({name: given.pop(name) for name in _LISTENING}))
+    listening = validate(ListenSettings, given_settings({"port": given.pop("port")}))
     sys.exit(serve_environment(load_rl_settings(**sources(given)), listening))
 
 

@@ -39,9 +39,7 @@ from reasonrag.online_rl.settings import GuardSettings, RLSettings
 from reasonrag.retrieval.base import Retriever
 from reasonrag.rewards.base import Reward, Score, finite, trajectory_text
 from reasonrag.rollout import Engine, derive_seed, gather_all
-from reasonrag.storage.files import short_hash
 from reasonrag.storage.parquet import write_parquet
-from reasonrag.storage.questions import questions_fingerprint
 from reasonrag.storage.tables import rollout_schema
 
 log = structlog.get_logger()
@@ -98,7 +96,6 @@ class Batch:
     dropped: int = 0  # groups that were replaced because all their rewards were equal
     flat: int = 0  # groups with equal rewards that remain
     rounds: int = 0  # of replacing
-    retried: int = 0  # trajectories that were scored again
     unscored: dict[str, int] = field(default_factory=dict)  # trajectories without a reward, by cause
     seconds: float = 0.0  # of rollouts and rewards
 
@@ -293,7 +290,6 @@ class Collector:
             log.warning(problem)
             if attempt < self.retries:
                 await asyncio.sleep(self.first_wait_s * 2**attempt)
-                batch.retried += missing.total()
                 # All at once: one call of the reward may serve several questions.
                 samples = iter(await self._scored(batch.samples, step))
                 for index, group in enumerate(batch.groups):
@@ -397,19 +393,10 @@ class Validation:
         return True
 
     def state(self) -> dict[str, Any]:
-        """Return the best so far, and a hash of the conditions under which a later value can be compared with it."""
-        corpus, temperature = self.engine.retriever.fingerprint, self.engine.sampling.temperature
-        # Another metric, question, corpus or temperature gives values that say nothing about the earlier ones.
-        compared = short_hash([self.metric, questions_fingerprint(self.questions), corpus, temperature])
-        return {"best": self.best, "best_step": self.best_step, "compared": compared}
+        return {"best": self.best, "best_step": self.best_step}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from `state()`, without the best so far if the metric, the questions or the sampling changed."""
-        if state.get("compared") == self.state()["compared"]:
-            self.best, self.best_step = state["best"], state["best_step"]
-        else:
-            self.best = self.best_step = None
-            log.warning("validation has changed, so the search for the best policy restarts")
+        self.best, self.best_step = state["best"], state["best_step"]
 
 
 def validation_engine(engine: Engine, retriever: Retriever, *, temperature: float) -> Engine:
@@ -449,7 +436,6 @@ def batch_metrics(batch: Batch, format: Format) -> dict[str, float]:
         "rollout/unscored": sum(sample.score.value is None for sample in samples) / len(samples),
         "rollout/flat_groups": batch.flat / len(batch.groups),
         "rollout/dropped_groups": float(batch.dropped),
-        "rollout/retried": float(batch.retried),
         "rollout/seconds": batch.seconds,
     }
 

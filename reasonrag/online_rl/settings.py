@@ -78,7 +78,7 @@ class PPOSettings(Section):
 
 
 class PlanSettings(Section):
-    """Search-P1's reference plans, from K correct trajectories (sec. 3.2.1, Eq. 5)."""
+    """`rl plan`: Search-P1's reference plans, from K correct trajectories (sec. 3.2.1, Eq. 5)."""
 
     candidates: int = setting(4, "trajectories per question: K of Search-P1, Eq. 5", "--candidates", ge=1)
     show_answer: bool = setting(
@@ -110,15 +110,15 @@ class GuardSettings(Section):
 
 
 class ValidationSettings(Section):
-    """Held-out questions that choose the best policy."""
+    """Held-out questions that choose the best policy. Other ones would give values that cannot be compared."""
 
-    data: str | None = execution(
+    data: str | None = setting(
         None, "validation questions, as for --dataset (default: the dev split of the training questions)"
     )
-    limit: int | None = execution(200, "use a random sample of this many validation questions of each data set", ge=1)
+    limit: int | None = setting(200, "use a random sample of this many validation questions of each data set", ge=1)
     steps: int = execution(20, "optimizer steps between two validations; 0 disables", ge=0)
-    temperature: float = execution(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
-    metric: Literal["em", "f1", "acc", "reward"] = execution(
+    temperature: float = setting(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
+    metric: Literal["em", "f1", "acc", "reward"] = setting(
         "em", "metric that chooses the best policy; reward: the training reward"
     )
 
@@ -138,12 +138,8 @@ class RLSettings(TrainSettings):
     judge: JudgeConfig = JudgeConfig()
     reward: RewardSettings = RewardSettings()
     plans: str | None = execution(
-        None,
-        "reference plans for the reward search-p1: a file that `rl plan` wrote (default: the policy makes them before "
-        "the first step)",
-        "--plans",
+        None, "reference plans for the reward search-p1: a file that `rl plan` wrote", "--plans"
     )
-    planning: PlanSettings = PlanSettings()
     rollout: RolloutSettings = RolloutSettings()
     sampling: SamplingSettings = SamplingSettings()
     outage: OutageSettings = OutageSettings()
@@ -153,7 +149,7 @@ class RLSettings(TrainSettings):
 
     algorithm: Literal["grpo", "ppo", "rloo", "reinforce++"] = setting(
         "grpo",
-        "baseline of a reward. grpo: the mean of the group, scale_rewards divides it; rloo: the mean of the "
+        "baseline of a reward. grpo: the mean of the group, divided by its deviation; rloo: the mean of the "
         "others in the group; ppo: the prediction of a value model at each token (GAE); reinforce++: the "
         "mean of the batch. The last two make the KL penalty part of the reward",
         "--algorithm",
@@ -173,11 +169,6 @@ class RLSettings(TrainSettings):
     epsilon: float = setting(0.2, "clipping range of the probability ratio around 1", gt=0)
     epsilon_high: float | None = setting(
         None, "upper clipping range of the probability ratio, clip-higher (default: epsilon)", gt=0
-    )
-    scale_rewards: Literal["group", "batch", "none"] = setting(
-        "group",
-        "what divides the advantages: the standard deviation of the group, that of the batch, or nothing. Nothing "
-        "divides those of rloo; ppo and reinforce++ know no group, and take the batch for it",
     )
     credit: Literal["trajectory", "step"] = setting(
         "trajectory",

@@ -23,7 +23,7 @@ from reasonrag.retrieval.base import BatchedRetriever, MemoryStore, Retriever
 from reasonrag.retrieval.encoders import open_encoder
 from reasonrag.rewards import Reward, RewardParts, open_reward, reward_needs
 from reasonrag.rewards.base import MISSING
-from reasonrag.rewards.judge import JudgeService, templates_fingerprint
+from reasonrag.rewards.judge import templates_fingerprint
 from reasonrag.storage.files import short_hash, size_and_digest
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.questions import KNOWN, named_sets, questions_fingerprint, sample_questions
@@ -48,7 +48,7 @@ class Task:
     card: PolicyCard
     name: str
     needs: frozenset[str]  # the parts that the reward needs
-    plans: Plans  # Search-P1's reference plans; by default the run makes them before its first step
+    plans: Plans  # Search-P1's reference plans
     sampler_rows: int  # for TRL's sampler
 
     def data(self) -> TrainingData:
@@ -71,10 +71,8 @@ class Task:
             await self.held_out_retriever.aclose()
 
     def describe(self) -> str:
-        held_out = f"{len(self.held_out)} held out for validation"
-        if not self.held_out:
-            held_out = "none held out: nothing is validated, and no best policy is kept (validation.data names some)"
-        return f"{len(self.questions)} questions, {held_out}"
+        remark = "" if self.held_out else ": no best policy is kept (validation.data names questions)"
+        return f"{len(self.questions)} questions, {len(self.held_out)} held out for validation{remark}"
 
 
 def open_task(settings: RLSettings) -> Task:
@@ -126,7 +124,7 @@ def needs_of(settings: RLSettings, format: Format) -> frozenset[str]:
     """Return the names of the parts that the reward needs (`RewardParts`).
 
     Raises:
-        ConfigError: the reward is unknown, a judge or a PRM is missing, or one is given that the reward does not use.
+        ConfigError: the reward is unknown, or a judge, plans or a PRM are missing, or given and not used.
     """
     name = settings.reward.name
     sources = {"judge": settings.judge.spec, "plans": settings.plans, "scorer": settings.reward.prm.model}
@@ -134,7 +132,7 @@ def needs_of(settings: RLSettings, format: Format) -> frozenset[str]:
     needs = reward_needs(settings.reward, format)
     if needs is None:  # a user's class that declares nothing: whatever there is
         return frozenset(given | {"encoder"})
-    for part in sorted({"judge", "scorer"} & needs - given):
+    for part in sorted({"judge", "plans", "scorer"} & needs - given):
         raise ConfigError(f"reward {name} needs {MISSING[part]}")
     if "plans" in given - needs:
         raise ConfigError(
@@ -152,7 +150,7 @@ def judge_name(judge: JudgeConfig) -> str:
     >>> judge_name(JudgeConfig(spec="http://127.0.0.1:8000/v1", model="org/judge"))
     'org/judge'
     >>> judge_name(JudgeConfig(spec="demo-judge"))
-    'demo-judge:0:0'
+    'demo-judge'
     """
     address = judge.llm.address
     # A server may move: its address is not part of what the verdicts depend on.
@@ -160,10 +158,6 @@ def judge_name(judge: JudgeConfig) -> str:
         return public_name(judge.model or "")
     if address.loads_weights:
         return f"{address.scheme}:{model_identity(address.model)}"
-    if address.scheme == "demo-judge":
-        from reasonrag.demo.judge import open_judge
-
-        return open_judge(address, judge.llm).name
     return f"{judge.spec}" if judge.model is None else f"{judge.spec}#{judge.model}"
 
 
@@ -208,8 +202,8 @@ def open_task_reward(
     opened: AsyncExitStack,
     *,
     decode: Callable[[Sequence[int]], str] | None = None,
-) -> tuple[Reward, JudgeService | None]:
-    """Return the reward with its judge, encoder and plans, and the judge; `opened` closes them.
+) -> Reward:
+    """Return the reward with its judge, encoder and plans; `opened` closes them.
 
     The `policy` answers HiPRAG's queries without a search; `decode` is its tokenizer's, if it reports log-probs. The
     `journal` keeps the paid calls of judge and searches, so that a restart does not pay for them again.
@@ -234,7 +228,7 @@ def open_task_reward(
         llm = JournaledLLM(open_llm(settings.judge.llm, "judge"), calls, kind="judge")
         opened.push_async_callback(llm.aclose)
         parts = replace(parts, judge=judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts)))
-    return open_reward(reward, parts), parts.judge
+    return open_reward(reward, parts)
 
 
 def batched_retrievers(task: Task) -> tuple[Retriever, Retriever]:

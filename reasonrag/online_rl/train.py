@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import os
 import shutil
 from functools import partial
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
@@ -27,16 +24,11 @@ from reasonrag.online_rl.collector import (
     collapse,
     validation_engine,
 )
-from reasonrag.online_rl.reference_plans import load_plans, make_plans, save_plans
 from reasonrag.online_rl.rows import Row, training_rows
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.task import Task, batched_retrievers, open_task, open_task_reward
 from reasonrag.pipeline.parts import open_engine
-from reasonrag.pipeline.work import Progress
-from reasonrag.rewards.judge import JudgeService
-from reasonrag.rollout import Engine, derive_seed
-from reasonrag.storage.journal import Journal
-from reasonrag.storage.parquet import Row as Plan
+from reasonrag.rollout import derive_seed
 from reasonrag.training.model import load_weights, lora_config
 from reasonrag.training.run import BEST, Log, TrainingRun, save_policy
 
@@ -65,7 +57,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         # The policy samples with the weights that are trained: in this process, or on a server that is sent them.
         llm, weights = open_policy(run, loop)
         journal, decode = run.out / f"judge-{run.arguments.process_index}.sqlite", run.chat.decode
-        reward, judge = open_task_reward(settings, task, llm, journal, loop.parts, decode=decode)
+        reward = open_task_reward(settings, task, llm, journal, loop.parts, decode=decode)
         # The engine of build-tree and eval makes the trajectories.
         retriever, held_out_retriever = batched_retrievers(task)
         engine = open_engine(task.config, llm, retriever, task.format, tokens_flag="--set rollout.max_tokens=")
@@ -107,9 +99,8 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         )
         if settings.algorithm == "ppo":
             trainer.critic = open_critic(run, trainer)
-        begin = partial(begin_training, run, task, trainer, judge)
         save_best = partial(save_best_policy, trainer, run.out, task)
-        trainer.add_callback(MonitorCallback(trainer, begin=begin, save_best=save_best))
+        trainer.add_callback(MonitorCallback(trainer, save_best))
         run.train(trainer, check=partial(check_collapse, trainer))
         run.evaluate(trainer)
         best = {"step": validation.best_step, "value": validation.best} if task.held_out else None
@@ -193,67 +184,6 @@ def open_critic(run: TrainingRun[RLSettings], trainer: Any) -> Any:
     if run.arguments.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return critic
-
-
-def begin_training(
-    run: TrainingRun[RLSettings], task: Task, trainer: Any, judge: JudgeService | None, step: int
-) -> None:
-    """Make or load the reference plans if the reward needs them, and log what is going to happen."""
-    path = run.out / "plans.parquet"
-    if "plans" in task.needs and run.settings.plans is None and judge is not None:
-        if not path.exists():
-            _make_plans(run, task, trainer, judge, step, path)
-        task.plans.update(load_plans(path))
-    rollout, held_out = run.settings.rollout, len(task.held_out)
-    looks = f"{held_out} held-out questions are tried first, then " if held_out and not step else ""
-    run.log(f"{looks}each step makes {rollout.questions_per_step} x {rollout.group_size} rollouts")
-
-
-def _make_plans(
-    run: TrainingRun[RLSettings], task: Task, trainer: Any, judge: JudgeService, step: int, path: Path
-) -> None:
-    """Let the policy attempt all questions, each process its share, before the first step."""
-    from accelerate.utils import gather_object
-
-    if step:
-        raise RunError(
-            f"{path} is gone, with the plans of the {step} steps so far; restore it, or start a new training run"
-        )
-    run.log("reference plans: none are given, so the policy attempts every question first")
-    # The journal makes the policy's attempts resumable; rollouts of training pass through none.
-    engine = trainer.rollouts.collector.engine
-    plans = gather_object(trainer.run_everywhere(lambda: _plans_of_process(run, task, engine, judge), step=step))
-    if run.is_first:
-        save_plans(path, plans)
-    run.log(f"reference plans: {len(plans)} of {len(task.questions)} questions have one, in {path}")
-    trainer.accelerator.wait_for_everyone()
-
-
-async def _plans_of_process(
-    run: TrainingRun[RLSettings], task: Task, engine: Engine, judge: JudgeService
-) -> list[Plan]:
-    process, settings = run.arguments.process_index, run.settings
-    questions = task.questions[process :: run.arguments.world_size]
-    progress = Progress(len(questions), "questions")
-    planning_engine = copy.copy(engine)
-    with contextlib.closing(Journal(run.out / f"plans-{process}.sqlite")) as journal:
-        planning_engine.llm = JournaledLLM(engine.llm, journal, kind="policy")
-        plans = await make_plans(
-            questions,
-            planning_engine,
-            judge,
-            progress,
-            settings=settings.planning,
-            seed=settings.seed,
-            max_failed=settings.outage.max_unscored,
-            stall_s=task.config.stall_s,
-        )
-    if progress.failed > settings.outage.max_unscored * len(questions):
-        raise RunError(
-            f"{progress.failed} of {len(questions)} questions failed while plans were made "
-            f"({dict(progress.causes)}); what was made is kept, and the same command resumes"
-        )
-    return plans
 
 
 def check_collapse(trainer: Any) -> None:

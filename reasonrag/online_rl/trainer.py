@@ -422,17 +422,13 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
 
 
 class MonitorCallback(TrainerCallback):  # type: ignore[misc]
-    """Validates, saves the best policy, and stops a collapsing run. `begin` gets the step before training."""
+    """Validates, saves the best policy, and stops a collapsing run."""
 
-    def __init__(
-        self, trainer: AgenticGRPOTrainer, *, begin: Callable[[int], None], save_best: Callable[[], None]
-    ) -> None:
+    def __init__(self, trainer: AgenticGRPOTrainer, save_best: Callable[[], None]) -> None:
         self.trainer = trainer
-        self.begin = begin
         self.save_best = save_best
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.begin(state.global_step)
         if state.global_step == 0:
             self._validate(args, 0)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -115,6 +114,7 @@ class RewardParts:
 # What to do if a part that a reward needs is missing.
 MISSING = {
     "judge": "a judge; add --judge with a model that decides",
+    "plans": "reference plans; add --plans with a file of `rl plan`, or set reward.search_p1.reference_track to false",
     "policy": "the policy, to ask what it knows without a search; set reward.hiprag.over_search to false",
     "encoder": "an encoder that compares queries; name one in reward.when_to_search.encoder",
     "scorer": "a process reward model; add --prm",
@@ -183,15 +183,10 @@ class Read:
 
 
 class BatchReward:
-    """A stateless reward. A subclass implements `_value` for one trajectory, or `_values` for a batch.
-
-    Attributes:
-        counts: scores without a value by cause, since the reward was made.
-    """
+    """A stateless reward. A subclass implements `_value` for one trajectory, or `_values` for a batch."""
 
     def __init__(self, parts: RewardParts) -> None:
         self.format = parts.format
-        self.counts: Counter[str] = Counter()
 
     async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
         """Return `[B]` scores, in order. A backend or a reward that fails gives a score without a value.
@@ -210,9 +205,7 @@ class BatchReward:
         except Exception as error:
             cause = cause_of(error)
             scores = [Score(None, read.parts, cause) for read in batch]
-        scores = [finite(score) for score in scores]
-        self.counts.update(score.cause for score in scores if score.value is None)
-        return scores
+        return [finite(score) for score in scores]
 
     def observe(self, scores: Sequence[Score], *, step: int) -> None:
         pass

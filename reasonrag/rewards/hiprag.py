@@ -202,7 +202,6 @@ class HiPRAGReward(BatchReward):
             policy=self.policy,
             over_search=settings.over_search,
             under_search=settings.under_search,
-            counts=self.counts,
         )
         # By identity: two equal trajectories have components of their own.
         flags_of = {id(read): steps for read, steps in zip(judged, flags, strict=True)}

@@ -37,11 +37,7 @@ class Contract(Generic[Verdict]):
 
 
 class JudgeService:
-    """Asks a model for verdicts. Safe to use from many tasks of an event loop.
-
-    Attributes:
-        counts: by template and outcome: "path.asked", and of these `unreadable`, `timeout` and `unreachable`.
-    """
+    """Asks a model for verdicts. Safe to use from many tasks of an event loop."""
 
     def __init__(
         self,
@@ -66,8 +62,6 @@ class JudgeService:
         self.sampling = sampling or Sampling(temperature=0.0, max_tokens=512)
         self.attempts = attempts
         self.deadline_s = deadline_s
-        self.counts: Counter[str] = Counter()
-        self._instructions: dict[str, Message] = {}
         self._in_flight: dict[tuple[str, Prompt, int], asyncio.Task[Any]] = {}
         self._unreadable: Counter[tuple[Prompt, int]] = Counter()  # how often a question ended without a verdict
 
@@ -88,9 +82,8 @@ class JudgeService:
 
     def prompt(self, name: str, fields: Fields) -> Prompt:
         """Return the template as the system message and the fields as the user's; see `ask`."""
-        if name not in self._instructions:
-            self._instructions[name] = Message("system", self.prompts.text(f"judge/{name}"))
-        return Prompt((self._instructions[name], Message("user", quoted(fields))))
+        instructions = self.prompts.text(f"judge/{name}")
+        return Prompt((Message("system", instructions), Message("user", quoted(fields))))
 
     async def ask_prompt(self, name: str, prompt: Prompt, contract: Contract[Verdict], *, seed: int) -> Verdict:
         """Ask as `ask` does, with the caller's prompt and the caller's seed for the first attempt."""
@@ -105,14 +98,12 @@ class JudgeService:
         return verdict
 
     async def _ask(self, name: str, prompt: Prompt, contract: Contract[Verdict], seed: int) -> Verdict:
-        self.counts[f"{name}.asked"] += 1
         try:
             async with asyncio.timeout(self.deadline_s):
                 return await self._attempt(name, prompt, contract, seed)
         except (TimeoutError, LLMError) as error:
             is_late = isinstance(error, TimeoutError) or error.cause == "timeout"
             cause = "timeout" if is_late else "unreachable"
-            self.counts[f"{name}.{cause}"] += 1
             reason = str(error) or f"no verdict within {self.deadline_s} s"
             raise JudgeError(f"judge {self.llm.name!r} ({name}) does not answer: {reason}", cause=cause) from error
 
@@ -131,7 +122,6 @@ class JudgeService:
             if verdict is not None:
                 return verdict
         self._unreadable[prompt, seed] += 1
-        self.counts[f"{name}.unreadable"] += 1
         message = f"no verdict in {self.attempts} replies of judge {self.llm.name!r} ({name})"
         raise JudgeError(message, cause="unreadable")
 

@@ -162,7 +162,6 @@ class SearchP1Reward(BatchReward):
         plan = _NO_PLAN
         if settings.reference_track:
             plan = self.plans.get((question.dataset, question.id), _NO_PLAN)
-            self.counts["plan_missing"] += not plan.steps
             parts.update(plan_missing=float(not plan.steps), n_reference=float(len(plan.steps)))
         has_tracks = actions > 0 and (settings.self_track or plan.steps)
         is_soft = settings.outcome == "soft"

@@ -198,7 +198,7 @@ rollout_schema = Described(
     ("question_id", "string", "the question's id there"),
     ("sample", "int32", "number within its group, from 0"),
     ("reward", "float64", "null without a verdict; `cause` says why"),
-    ("advantage", "float64", "reward less the mean of its group, divided as `scale_rewards` says; 0 without a reward"),
+    ("advantage", "float64", "reward less the mean of its group, divided by its deviation; 0 without a reward"),
     ("row_advantages", ["float64"], "of its training rows: one, or one per step if each step has a prompt of its own"),
     ("cause", "string", "why there is no reward"),
     ("parts", {"string": "float64"}, "components of the reward by name"),

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from reasonrag.agents.environment import CurrentPolicy, EnvironmentApp, EnvironmentSettings
+from reasonrag.agents import environment as server
+from reasonrag.agents.environment import CurrentPolicy, EnvironmentApp
 from reasonrag.core.errors import RetrievalError
+from reasonrag.core.serving import ListenSettings
 from reasonrag.core.types import Prompt, Trajectory
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.llm.base import Sampling
@@ -50,9 +52,9 @@ def make(format: str, llm: Any, retriever: Any = None, *, max_steps: int = 4) ->
 
 
 @contextmanager
-def environment(format: str, retriever: Any = None, *, max_steps: int = 4, **settings: Any) -> Iterator[int]:
+def environment(format: str, retriever: Any = None, *, max_steps: int = 4) -> Iterator[int]:
     engine, reward = make(format, CurrentPolicy(), retriever, max_steps=max_steps)
-    with serving(EnvironmentApp(engine, reward, QUESTIONS, EnvironmentSettings(**settings))) as port:
+    with serving(EnvironmentApp(engine, reward, QUESTIONS, ListenSettings())) as port:
         yield port
 
 
@@ -120,8 +122,9 @@ def test_inserted_text_is_what_follows_the_words_of_the_policy() -> None:
         assert "Spielberg" in second["inserted"] and second["trained"]
 
 
-def test_many_sessions_play_at_once_and_one_too_many_is_told() -> None:
-    with environment("search_r1", max_sessions=8) as port, ExitStack() as stack:
+def test_many_sessions_play_at_once_and_one_too_many_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_SESSIONS", 8)
+    with environment("search_r1") as port, ExitStack() as stack:
         clients = [stack.enter_context(connect(f"ws://127.0.0.1:{port}/ws")) for _ in range(9)]
         assert json.loads(clients.pop().recv(timeout=20))["data"]["code"] == "CAPACITY_REACHED"
         shown = [ask(client, "reset", question_id=QUESTIONS[i % 2].id) for i, client in enumerate(clients)]
@@ -130,8 +133,9 @@ def test_many_sessions_play_at_once_and_one_too_many_is_told() -> None:
         assert [end["reward"] for end in ends] == [0.0, 1.0] * 4
 
 
-def test_a_silent_session_is_dropped() -> None:
-    with environment("search_r1", idle_s=0.2) as port, connect(f"ws://127.0.0.1:{port}/ws") as client:
+def test_a_silent_session_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "IDLE_S", 0.2)
+    with environment("search_r1") as port, connect(f"ws://127.0.0.1:{port}/ws") as client:
         assert json.loads(client.recv(timeout=20))["data"]["code"] == "SESSION_ERROR"
         with pytest.raises(Exception, match="1000"):
             client.recv(timeout=20)
@@ -174,7 +178,7 @@ def test_a_reward_that_asks_the_policy_asks_the_client() -> None:
     parts = RewardParts(form, judge=JudgeService(ScriptedLLM(verdict), prompts), policy=CurrentPolicy())
     reward = open_reward(RewardSettings(name="hiprag"), parts)
     with (
-        serving(EnvironmentApp(engine, reward, QUESTIONS, EnvironmentSettings())) as port,
+        serving(EnvironmentApp(engine, reward, QUESTIONS, ListenSettings())) as port,
         connect(f"ws://127.0.0.1:{port}/ws") as client,
     ):
         assert ask(client, "reset", question_id="q1")["data"]["observation"]["trained"]

@@ -112,7 +112,7 @@ def test_a_reward_that_fails_is_no_score(tmp_path):
         ({"reward.outcome.search_confidence": 0.4}, "which only `rl train` knows"),
         ({"reward.name": "when-to-search"}, "the stage has to be fixed"),
         ({"reward.name": "hiprag", "judge.spec": "demo-judge"}, "hiprag.over_search to false"),
-        ({"reward.name": "search-p1", "judge.spec": "demo-judge"}, "makes no reference plans"),
+        ({"reward.name": "search-p1", "judge.spec": "demo-judge"}, "needs reference plans"),
     ],
 )
 def test_what_a_text_does_not_show_is_refused_before_anything_is_written(wrong, told, tmp_path):

@@ -119,7 +119,7 @@ def test_words_of_the_policy_are_not_the_judges():
 def test_a_question_of_no_demo_world_has_no_verdict():
     judge = ProcessJudge(DemoJudge(), PromptSet.find())
     evaluation = asyncio.run(JudgeEvaluator(judge).evaluate(trajectory(QUESTION, "<answer>x</answer>"), seed=0))
-    assert evaluation.value is None and judge.service.counts["process.unreadable"] == 1
+    assert evaluation.value is None
 
 
 def test_samples_of_one_request_are_those_of_their_own_seeds():

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from reasonrag.agents.environment import CurrentPolicy, EnvironmentApp, EnvironmentSettings
-from reasonrag.core.serving import App, run_app
+from reasonrag.agents.environment import CurrentPolicy, EnvironmentApp
+from reasonrag.core.serving import App, ListenSettings, run_app
 from reasonrag.retrieval.server import RetrievalApp, ServeSettings, serve
 from tests.agents.test_environment import QUESTIONS, make
 from tests.retrieval.serving import sea_index
@@ -29,7 +29,7 @@ def app(name: str, **settings: Any) -> App:
     if name == "index serve":
         limits = ServeSettings(port=0, **settings)
         return RetrievalApp(ToyRetriever(), limits)
-    return EnvironmentApp(*make("search_r1", CurrentPolicy()), QUESTIONS, EnvironmentSettings(port=0, **settings))
+    return EnvironmentApp(*make("search_r1", CurrentPolicy()), QUESTIONS, ListenSettings(port=0, **settings))
 
 
 def forked(name: str, folder: Path, **settings: Any) -> ForkedServer:

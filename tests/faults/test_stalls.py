@@ -114,7 +114,7 @@ def _named(kind: str, code: int, said: str) -> bool:
 
 # Calls without a limit of their own, with what ends each.
 ENDED_BY = {
-    "agents/environment.py: self._replies.get()": "the episode: its searches and rewards have limits; --idle-timeout",
+    "agents/environment.py: self._replies.get()": "the episode: its searches and rewards have limits; ten idle minutes",
     "llm/chat_template.py: os.waitpid(child, 0)": "limits of the child: CPU time, memory, an alarm",
     "llm/local.py: self._queue.get()": "a daemon thread without work",
     "retrieval/base.py: batch.full.wait()": "a deadline around it",

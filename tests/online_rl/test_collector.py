@@ -192,7 +192,7 @@ def test_an_attempt_that_gets_no_reward_on_purpose_is_neither_an_outage_nor_aske
     done = batch(made)
     odd = sum(int(name) % 2 for name in ids(done))
     assert 0 < odd < 4
-    assert done.unscored == {"no_reward": 4 * odd} and done.retried == 0
+    assert done.unscored == {"no_reward": 4 * odd}
     assert set(made.reward.calls.values()) == {1}
     refilled = batch(collector(tell, dynamic=True, rounds=8))
     assert all(int(name) % 2 == 0 for name in ids(refilled)), "a group without any reward teaches nothing"
@@ -202,7 +202,7 @@ def test_a_judge_that_comes_back_is_asked_again_for_what_is_missing_alone():
     toys = collector(lambda q, said, call: Score(None, cause="timeout") if call == 1 and hash_of(said) % 2 else 1.0)
     made = batch(toys)
     assert made.unscored == {}
-    assert made.retried == sum(calls == 2 for calls in toys.reward.calls.values()) > 4
+    assert sum(calls == 2 for calls in toys.reward.calls.values()) > 4
     assert max(toys.reward.calls.values()) == 2
 
 

@@ -82,7 +82,7 @@ def test_a_reward_stands_at_the_last_token_that_it_is_for():
 def ppo(tmp_path_factory):
     """A trainer with a fresh value model and a KL penalty, whose policy has moved; advantages are not whitened."""
     wanted = settings(
-        algorithm="ppo", **ANY, beta=0.1, scale_rewards="none", rollout__temperature=0.9, loss_type="dapo"
+        algorithm="ppo", **ANY, beta=0.1, trainer={"scale_rewards": "none"}, rollout__temperature=0.9, loss_type="dapo"
     )
     with made(wanted, tmp_path_factory.mktemp("ppo") / "out") as trainer:
         move(trainer.model)
@@ -139,13 +139,12 @@ def test_only_the_policys_tokens_have_a_gradient_and_it_is_that_of_the_definitio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_the_value_model_learns_from_own_tokens_alone_and_is_restored_exactly(method, tmp_path):
+def test_the_value_model_learns_from_own_tokens_alone_and_is_restored_exactly(tmp_path):
     import torch
 
     wanted = settings(
         algorithm="ppo",
-        method=method,
+        method="lora",
         **ANY,
         ppo__learning_rate=3e-3,
         rollout__minibatches=2,
@@ -156,8 +155,7 @@ def test_the_value_model_learns_from_own_tokens_alone_and_is_restored_exactly(me
         learn = critic.learn
         critic.learn = lambda batch, split, step: batches.append(batch) or learn(batch, split, step=step)
         adapters = [name for name in critic.weights if "lora_" in name]
-        assert adapters == ([] if method == "full" else list(critic.weights)[: len(adapters)])
-        assert len(critic.weights) == len(adapters) + 2 or method == "full", "and the head"
+        assert len(critic.weights) == len(adapters) + 2 > 2, "and the head"
         rolled_out(trainer)
         (batch,) = batches
         assert batch["values"].abs().max() == 0.0, "it begins at zero"
@@ -225,13 +223,13 @@ def test_a_ppo_training_that_was_killed_ends_with_the_same_policy_and_the_same_v
         rollout__minibatches=2,
         per_device_train_batch_size=4,
         beta=0.01,
-        max_steps=6,
+        max_steps=4,
     )
     history = quietly(wanted, tmp_path / "whole")["history"]
-    assert child(wanted, tmp_path / "rl", kill_at=5).returncode == -signal.SIGKILL
+    assert child(wanted, tmp_path / "rl", kill_at=3).returncode == -signal.SIGKILL
     resumed = quietly(wanted, tmp_path / "rl")["history"]
     for name in ("loss", "critic/loss", "critic/value", "kl"):
         assert logged(resumed, name) == logged(history, name) != []
     assert farthest(weights(tmp_path / "rl"), weights(tmp_path / "whole")) == 0.0
-    last = [load(tmp_path / name / "checkpoints" / "checkpoint-6") for name in ("rl", "whole")]
+    last = [load(tmp_path / name / "checkpoints" / "checkpoint-4") for name in ("rl", "whole")]
     assert farthest(*last) == 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 
@@ -102,17 +101,3 @@ def test_validation_is_asked_as_evaluation_is_and_searches_elsewhere():
     engine = of(validation()).engine
     assert (engine.sampling.temperature, engine.sampling.top_p) == (0.0, 1.0)
     assert engine.retriever is not validation().engine.retriever
-
-
-def test_the_best_by_another_metric_or_on_other_questions_is_forgotten():
-    before = of(validation())
-    before.is_best({"em": 0.25}, 5)
-    state = json.loads(json.dumps(before.state()))
-    same, metric, questions = of(validation()), of(validation("f1")), of(validation())
-    questions.questions, hot = QUESTIONS[:5], of(validation(), 0.5)
-    for changed in (same, metric, questions, hot):
-        changed.is_best({changed.metric: 0.1}, 2)
-        changed.restore(state)
-    assert (same.best, same.best_step) == (0.25, 5)
-    assert [(changed.best, changed.best_step) for changed in (metric, questions, hot)] == [(None, None)] * 3
-    assert metric.is_best({"f1": 0.01}, 6)

@@ -18,7 +18,7 @@ MODEL = str(world.ROOT / "reasonrag" / "demo" / "stream_policy")
 TASKS = {
     "demo-outcome": ["--set", "reward.outcome.format_weight=0.2"],
     "demo-hiprag": ["--set", "reward.hiprag.over_search=false"],
-    "demo-search-p1": ["--set", "limit=40"],
+    "demo-search-p1": ["--set", "limit=40", "--set", "reward.search_p1.reference_track=false"],
     "demo-when-to-search": ["--set", "reward.when_to_search.stages=unified"],
 }
 SIZE = ["--max-steps", "1", "--questions-per-step", "16", "--set", "validation.steps=0"]
@@ -86,8 +86,7 @@ def whole_task(preset: str, options: list[str], tokenizer) -> Counter[str]:
 
     trained, exported = Path.cwd() / preset, Path.cwd() / f"{preset}-verl"
     world.reasonrag("rl", "train", "--preset", preset, *options, *SIZE, "--out", trained)
-    plans = ["--set", f"plans={trained / 'plans.parquet'}"] if preset == "demo-search-p1" else []
-    export("--preset", preset, *options, *plans, "--out", exported)
+    export("--preset", preset, *options, "--out", exported)
     rows = dataset(tokenizer, exported / "train.parquet")
     row_of = {row["extra_info"]["question_id"]: row for row in (rows[n] for n in range(len(rows)))}
     counts = Counter({"questions of whole tasks": len(rows)})

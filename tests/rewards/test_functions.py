@@ -121,7 +121,6 @@ def test_what_is_no_number_is_no_score_and_counted():
         (None, "not_a_number"),
         (None, "not_finite"),
     ]
-    assert reward.counts == {"no_reward": 1, "not_finite": 2, "not_a_number": 1}
 
 
 def test_a_function_of_one_trajectory_fails_alone():
@@ -133,7 +132,6 @@ def test_a_function_of_one_trajectory_fails_alone():
 def test_a_function_that_raises_sets_its_batch_aside():
     reward = opened("raises")
     assert [s.cause for s in score(reward, said("a"), said("b"))] == ["bug:KeyError"] * 2
-    assert reward.counts == {"bug:KeyError": 2}
 
 
 def test_a_function_that_does_not_return_one_reward_each_ends_the_run():

@@ -58,7 +58,6 @@ def test_each_distinct_query_is_asked_once_a_batch_and_greedily():
     assert sorted(prompt.messages[-1].content for prompt in policy.prompts) == ["Jaws", "shark"]
     assert all(sampling.temperature == 0 and sampling.n == 1 for sampling in policy.samplings)
     assert len(asked(ours.judge)) == 3, "equal steps are compared once"
-    assert ours.counts["regenerated"] == 2
 
 
 def test_the_policy_sees_the_query_as_quoted_text():
@@ -76,8 +75,6 @@ def test_an_unknown_step_is_left_out_and_counted():
     assert values([found]) == [1.2], "1 of the 2 steps that are known"
     assert (found.parts["known_steps"], found.parts["over"], found.parts["under"]) == (2, 0, 1)
     assert (found.parts["searches_known"], found.parts["own_steps_known"]) == (0, 2)
-    assert ours.counts["over.unknown"] == ours.counts["over.unreadable"] == 1
-    assert ours.counts["over.asked"] == 1
 
 
 def test_without_a_known_step_there_is_no_bonus():
@@ -85,7 +82,6 @@ def test_without_a_known_step_there_is_no_bonus():
     (found,) = score(ours, hiprag(("Jaws", FACT)))
     assert found.value == 1.0
     assert (found.parts["bonus"], found.parts["known_steps"]) == (0.0, 0.0)
-    assert ours.counts["over.unknown"] == ours.counts["over.unreadable"] == 1
 
 
 @pytest.mark.parametrize(("failing", "cause"), [("judge", "unreachable"), ("policy", "http_503")])
@@ -96,8 +92,6 @@ def test_an_outage_is_no_score_unless_some_step_is_known(failing, cause):
     unknown, half = score(ours, hiprag(("Jaws", FACT)), hiprag(("Jaws", FACT), (None, "a")))
     assert (unknown.value, unknown.cause, unknown.parts["bonus"]) == (None, cause, None)
     assert (half.value, half.parts["known_steps"]) == (1.4, 1.0)
-    assert ours.counts[f"over.{cause}"] == 1
-    assert ours.counts[cause] == 1
 
 
 def test_a_search_that_concludes_nothing_earns_nothing():

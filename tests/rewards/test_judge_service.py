@@ -58,7 +58,6 @@ def test_what_cannot_be_read_is_asked_for_again_with_a_reminder_and_then_by_samp
     assert second == third == f"{first}\n\n{BOOLEAN.reminder}"
     assert [sampling.temperature for sampling in llm.samplings] == [0.0, 0.0, 1.0]
     assert len({sampling.seed for sampling in llm.samplings}) == 3
-    assert service.counts == {"same_meaning.asked": 1}
 
 
 def test_a_question_that_could_not_be_read_gets_other_samples_when_it_is_asked_again(tmp_path):
@@ -76,20 +75,17 @@ def test_a_judge_that_is_late_is_given_up_after_the_deadline_for_all_attempts():
     with pytest.raises(JudgeError) as error:
         run_virtually(same_meaning(service, "a", "b"))
     assert error.value.cause == "timeout"
-    assert service.counts["same_meaning.timeout"] == 1
 
 
 def test_a_judge_that_does_not_answer_is_unreachable():
     service = JudgeService(ScriptedLLM([LLMError("refused", cause="http_500")]), PROMPTS)
     assert outcome(service) == "unreachable"
-    assert service.counts["same_meaning.unreachable"] == 1
 
 
 def test_a_run_that_is_draining_is_no_failure_of_the_judge():
     service = JudgeService(ScriptedLLM([Interrupted("ctrl-c")]), PROMPTS)
     with pytest.raises(Interrupted):
         asyncio.run(same_meaning(service, "a", "b"))
-    assert service.counts == {"same_meaning.asked": 1}
 
 
 def test_equal_content_is_an_equal_request_and_anything_else_another():

@@ -84,7 +84,7 @@ def test_ablations_and_weights(settings, right, wrong):
 def test_one_evaluator_call_a_trajectory():
     ours, service = reward()
     score(ours, *(search_p1("Jaws", answer=f"no {n}") for n in range(5)))
-    assert len(asked(service)) == service.counts["path.asked"] == 5
+    assert len(asked(service)) == 5
 
 
 def test_the_evaluator_sees_the_trajectory_with_what_was_found_and_the_plan():
@@ -122,7 +122,6 @@ def test_without_a_reference_plan_the_own_track_is_left_and_it_is_counted():
     (found,) = score(ours, search_p1("Jaws", "director of Jaws"))
     assert values([found]) == [0.775]
     assert (found.parts["plan_missing"], found.parts["s_ref"], found.parts["path"]) == (1.0, None, 0.25)
-    assert ours.counts["plan_missing"] == 1
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,6 @@ def test_a_judge_that_fails_gives_no_score(reply, cause):
     (found,) = score(ours, search_p1("Jaws"))
     assert (found.value, found.cause) == (None, cause)
     assert found.parts["em"] == found.parts["format"] == 1.0
-    assert ours.counts[cause] == 1
 
 
 @pytest.mark.parametrize(

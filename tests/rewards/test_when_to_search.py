@@ -214,7 +214,6 @@ def test_a_judge_that_fails_gives_no_score(reply, cause):
     ours = reward(service=judge(lambda request: reply), correct="judge")
     (found,) = score(ours, when_to_search("Jaws"))
     assert (found.value, found.cause, found.parts["r_f"], found.parts["correct"]) == (None, cause, 1.0, None)
-    assert ours.counts == {cause: 1}
 
 
 @pytest.mark.parametrize(
