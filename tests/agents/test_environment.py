@@ -19,10 +19,10 @@ from reasonrag.core.serving import ListenSettings
 from reasonrag.core.types import Prompt, Trajectory
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards import RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine, derive_seed
+from tests.fakes.scripted import ScriptedLLM
 from tests.serving import serving
 from tests.toys import QUESTION, ToyRetriever
 

@@ -10,10 +10,10 @@ from reasonrag.core.config import load_config
 from reasonrag.core.errors import RetrievalError
 from reasonrag.core.types import Prompt
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.tables import count_calls
 from reasonrag.retrieval.base import BatchedRetriever
 from reasonrag.storage.journal import Journal
+from tests.fakes.scripted import ScriptedLLM
 
 QUERIES = [f"who built ship {n}" for n in range(200)]
 

@@ -13,7 +13,6 @@ from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.settings import validate
 from reasonrag.core.types import Trajectory
 from reasonrag.formats import FORMATS, StreamFormat
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.settings import load_rl_settings
 from reasonrag.publish.exporters import verl_schema
 from reasonrag.retrieval.encoders import LexicalEncoder
@@ -21,6 +20,7 @@ from reasonrag.rewards import RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.base import trajectory_text
 from reasonrag.rollout import Engine
 from reasonrag.storage.parquet import read_parquet
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION, ToyRetriever
 
 TEXTUAL = [name for name, make in FORMATS.items() if isinstance(make(), StreamFormat)]

@@ -14,10 +14,10 @@ from reasonrag.core.types import Answer, Trajectory
 from reasonrag.dpo.demonstrations import FORCED, answer_asked, read_demonstrations
 from reasonrag.formats import FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rollout import Engine
 from reasonrag.training.settings import SFTSettings
 from tests.e2e import product
+from tests.fakes.scripted import ScriptedLLM
 from tests.llm.tiny import save_base_model
 from tests.toys import QUESTION, ToyRetriever
 

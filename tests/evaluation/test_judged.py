@@ -14,9 +14,9 @@ from reasonrag.evaluation.metrics import JUDGED, Examiner, Judging, StepCounts
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.evaluation.summary import summarize
 from reasonrag.formats import FORMATS
-from reasonrag.llm.scripted import ScriptedLLM
 from tests.evaluation.test_run import MODULE, digests, rows, toys
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
+from tests.fakes.scripted import ScriptedLLM
 from tests.rewards.toys import asked, hiprag, judge, knowing, trajectory
 
 pytestmark = pytest.mark.usefixtures("undrawn")

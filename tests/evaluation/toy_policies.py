@@ -14,7 +14,7 @@ from pathlib import Path
 
 from reasonrag.core.errors import LLMError
 from reasonrag.evaluation.run import Evaluation
-from reasonrag.llm.scripted import ScriptedLLM
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import ToyRetriever
 
 GOLD = "Steven Spielberg"

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 import reasonrag
-from reasonrag.llm.scripted import ScriptedLLM
 from tests import warmed
 from tests.e2e import product
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION
 
 ROOT = Path(__file__).parents[2]

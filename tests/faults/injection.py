@@ -35,7 +35,7 @@ from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import ChatTemplate, chat_with_tools
-from reasonrag.llm.scripted import ScriptedLLM
+from tests.fakes.scripted import ScriptedLLM
 from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.rewards import REWARDS, RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.base import trajectory_text

@@ -16,9 +16,9 @@ from reasonrag.core.config import load_config
 from reasonrag.core.types import Action, Completion, FinishReason, Passage, Trajectory
 from reasonrag.core.types import Answer as Final
 from reasonrag.formats import FORMATS, ReasonRAGFormat, open_format
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.rollout import Engine
+from tests.fakes.scripted import ScriptedLLM
 from tests.fakes.stubs import StubRetriever, hit
 from tests.faults.matrix import Figure, Rounds
 from tests.toys import QUESTION, ToyRetriever

@@ -16,10 +16,10 @@ from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.llm.scripted import ScriptedLLM
 from tests import warmed
 from tests.e2e import product
 from tests.fakes.model_server import FakeOpenAI
+from tests.fakes.scripted import ScriptedLLM
 from tests.fakes.stubs import Body, Fault, StubRetriever, Stuck, always
 from tests.faults.matrix import ROOT, Figure, Rounds
 

@@ -15,8 +15,8 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from reasonrag.core.types import Passage, Prompt, Question, Search, Trajectory
 from reasonrag.formats import FORMATS, Block, Format, StreamFormat
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rollout import Engine
+from tests.fakes.scripted import ScriptedLLM
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "formats.md"

@@ -10,8 +10,8 @@ from reasonrag.core.types import Note, Search, StopReason, Trajectory
 from reasonrag.formats import FORMATS
 from reasonrag.formats.base import seal
 from reasonrag.formats.hiprag import check
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rollout import Engine
+from tests.fakes.scripted import ScriptedLLM
 from tests.formats.algorithms import format_checker
 from tests.toys import QUESTION, ToyRetriever
 

@@ -16,12 +16,12 @@ from reasonrag.core.types import Prompt
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import chat_with_tools
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import open_parts
 from reasonrag.rollout import derive_seed
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema, tree_schema
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION, ToyRetriever
 
 Row = dict[str, Any]

@@ -23,8 +23,8 @@ from reasonrag.core.types import (
 )
 from reasonrag.formats import FORMATS, StreamFormat
 from reasonrag.formats.base import SEALED
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rollout import Engine
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import LUCAS, QUESTION, SPIELBERG, ToyRetriever
 
 STREAMS = {name: format for name, make in FORMATS.items() if isinstance(format := make(), StreamFormat)}

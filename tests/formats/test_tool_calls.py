@@ -26,12 +26,12 @@ from reasonrag.formats import FORMATS, open_format
 from reasonrag.formats.tool_calls import ToolCallsFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.online_rl.rows import transcripts
 from reasonrag.pipeline.tables import label
 from reasonrag.rollout import Engine
 from tests.fakes.model_server import FakeOpenAI
+from tests.fakes.scripted import ScriptedLLM
 from tests.formats import page
 from tests.llm.tiny import save_base_model
 from tests.toys import QUESTION, ToyRetriever

@@ -9,10 +9,10 @@ import pytest
 from reasonrag.core.config import SearchConfig
 from reasonrag.core.types import StopReason, Trajectory
 from reasonrag.formats import ReasonRAGFormat
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.mcts.search import Evaluation, Origin, Tree, TreeSearch, select_child
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator, node_rewards
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION, ToyRetriever
 
 

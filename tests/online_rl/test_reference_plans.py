@@ -20,7 +20,6 @@ from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.reference_plans import load_plans, make_plans, save_plans
 from reasonrag.online_rl.settings import PlanSettings
 from reasonrag.pipeline.work import Progress
@@ -31,6 +30,7 @@ from reasonrag.storage.parquet import read_parquet, write_parquet
 from reasonrag.storage.tables import plan_schema, tree_schema
 from tests.e2e.product import wait_until
 from tests.fakes.model_server import FakeOpenAI
+from tests.fakes.scripted import ScriptedLLM
 from tests.rewards.toys import RIGHT, asked, judge
 from tests.toys import ToyRetriever
 

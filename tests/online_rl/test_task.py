@@ -11,11 +11,11 @@ import pytest
 from papers import PAPERS
 from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl import task as tasks
 from reasonrag.pipeline.parts import open_llm
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import plan_schema
+from tests.fakes.scripted import ScriptedLLM
 from tests.online_rl.toys import OwnReward, settings
 
 TOYS = "tests.online_rl.toys"

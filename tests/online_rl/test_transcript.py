@@ -14,10 +14,10 @@ from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.rows import Transcript, transcripts
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.rollout import Engine
+from tests.fakes.scripted import ScriptedLLM
 from tests.llm.tiny import TEMPLATE
 from tests.toys import QUESTION, ToyRetriever
 

@@ -17,9 +17,9 @@ from reasonrag.core.types import Answer, Completion, Passage, Search, StopReason
 from reasonrag.demo.world import demo_corpus, demo_questions
 from reasonrag.evaluation.metrics import Attempt, attempt_values
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.rollout import Engine
+from tests.fakes.scripted import ScriptedLLM
 from tests.formats import page
 from tests.toys import QUESTION
 

@@ -11,11 +11,11 @@ from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Question
 from reasonrag.dpo.pairs import in_test_split, repeated_questions
 from reasonrag.formats import ReasonRAGFormat
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.parts import Parts
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema, tree_schema
+from tests.fakes.scripted import ScriptedLLM
 from tests.mcts.test_search import random_policy
 from tests.toys import ToyRetriever
 

@@ -13,8 +13,8 @@ from reasonrag.core.config import Config, ModelConfig, PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS, ReasonRAGFormat, open_format
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.parts import Parts, check, open_parts, open_retriever
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import ToyRetriever
 
 

@@ -9,11 +9,11 @@ from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, LLMError, RunError
 from reasonrag.core.types import WHOLE, Question, Shard
 from reasonrag.formats import ReasonRAGFormat
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import Parts
 from reasonrag.storage.questions import cut
 from tests.e2e.product import pair_rows, tree_rows
+from tests.fakes.scripted import ScriptedLLM
 from tests.mcts.test_search import random_policy
 from tests.toys import ToyRetriever
 

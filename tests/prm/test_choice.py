@@ -14,13 +14,13 @@ from reasonrag.core.types import Answer, Completion, FinishReason, Message, Prom
 from reasonrag.dpo.pairs import derive_pairs
 from reasonrag.evaluation.run import Evaluation, choose
 from reasonrag.formats import ReasonRAGFormat
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.collector import Group, Sample
 from reasonrag.online_rl.rows import Transcript, training_rows
 from reasonrag.pipeline.build import build_trees
 from reasonrag.prm.scorer import open_scorer
 from reasonrag.rewards import RewardParts, RewardSettings, open_reward
 from reasonrag.rollout import Engine
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION, ToyRetriever
 
 HERE = "python:tests.prm.test_choice"

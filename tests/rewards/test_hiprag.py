@@ -11,10 +11,10 @@ from reasonrag.core.settings import validate
 from reasonrag.core.types import Completion
 from reasonrag.formats import FORMATS
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards import RewardSettings, open_reward
 from reasonrag.rewards.hiprag import StepFlag, detect, hiprag_reward, optimal_share
 from reasonrag.rewards.judge import JudgeService
+from tests.fakes.scripted import ScriptedLLM
 from tests.rewards.toys import asked, fields, hiprag, judge, knowing, parts, score, trajectory, values
 
 FACT = "Spielberg directed Jaws"

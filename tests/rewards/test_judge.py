@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from reasonrag.core.types import Answer, Completion, Step, StopReason, Trajectory
 from reasonrag.formats import PromptSet, ReasonRAGFormat
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import ProcessJudge, parse_score
 from reasonrag.spre import JudgeEvaluator
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION
 
 REPLIES = [

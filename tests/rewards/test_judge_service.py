@@ -10,9 +10,9 @@ from reasonrag.core.errors import Interrupted, JudgeError, LLMError
 from reasonrag.core.types import Completion
 from reasonrag.formats import PromptSet
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import BOOLEAN, JudgeService, same_meaning, templates_fingerprint
 from reasonrag.storage.journal import Journal
+from tests.fakes.scripted import ScriptedLLM
 
 PROMPTS = PromptSet.find()
 TRUE = "<answer>True</answer>"

@@ -11,11 +11,11 @@ from reasonrag.core.settings import validate
 from reasonrag.core.types import Completion, Prompt, Search, Step, Trajectory
 from reasonrag.formats import FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards import RewardSettings, open_reward
 from reasonrag.rewards.base import BatchReward
 from reasonrag.rewards.outcome import search_confidence
 from reasonrag.rollout import Engine
+from tests.fakes.scripted import ScriptedLLM
 from tests.rewards.toys import parts, score, trajectory, values
 from tests.toys import QUESTION, ToyRetriever
 

@@ -10,7 +10,6 @@ import pytest
 
 from reasonrag.core.errors import JudgeError
 from reasonrag.formats import PromptSet
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import (
     JudgeService,
     PathScores,
@@ -27,6 +26,7 @@ from reasonrag.rewards.judge import (
     step_holds,
     vote_plan,
 )
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION
 
 SCORES = PathScores(1.2, 2, 2, 1, 0.5, 0.8)

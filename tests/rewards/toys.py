@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.formats import FORMATS, PromptSet
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards import RewardParts, Score
 from reasonrag.rewards.base import Reward
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION, ToyRetriever
 
 RIGHT = "Steven Spielberg"

@@ -8,8 +8,8 @@ from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Answer, Malformed, Note, Search, StopReason, Trajectory
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rollout import Engine, FirstSteps, derive_seed
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION, SPIELBERG, ToyRetriever
 
 FORMAT = ReasonRAGFormat()

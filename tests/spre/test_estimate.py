@@ -7,10 +7,10 @@ import pytest
 from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Answer, Completion, Prompt, Step, StopReason, Trajectory
 from reasonrag.formats import PromptSet, ReasonRAGFormat
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.rollout import Engine
 from reasonrag.spre.estimate import JudgeEvaluator, PRMEvaluator, RolloutEvaluator, spre, trajectory_reward
+from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION, ToyRetriever
 
 

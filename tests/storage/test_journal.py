@@ -11,8 +11,8 @@ from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
 from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM, request_key
-from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.storage.journal import Journal, Usage
+from tests.fakes.scripted import ScriptedLLM
 
 PROMPT = Prompt((Message("user", "hello"),), stop=("</x>",))
 
