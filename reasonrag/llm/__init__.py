@@ -1,1 +1,1 @@
-"""Language models behind one protocol: OpenAI-compatible servers, transformers, vLLM, and scripted replies."""
+"""Language models behind one protocol: OpenAI-compatible servers, transformers and vLLM."""

@@ -12,7 +12,7 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,25 +86,20 @@ class FileCorpus:
     def rows(self, start: int = 0) -> Iterator[NumberedRow]:
         rows_before = 0
         for path in self.files:
-            skipped = max(0, start - rows_before)
-            rows = raw_rows(path, skipped) if path.name.lower().endswith(SUFFIXES) else self._text(path, skipped)
-            while True:
-                try:
-                    number, row = next(rows)
-                except StopIteration as end:  # its value is the number of rows in the file
-                    rows_before += end.value
-                    break
-                yield rows_before + number, row
+            number = 0
+            for number, row in raw_rows(path) if path.name.lower().endswith(SUFFIXES) else self._text(path):
+                if rows_before + number > start:
+                    yield rows_before + number, row
+            rows_before += number
 
-    def _text(self, path: Path, start: int) -> Generator[NumberedRow, None, int]:
+    def _text(self, path: Path) -> Iterator[NumberedRow]:
         """Yield {"id", "title", "text"}; bytes that are not UTF-8 are replaced."""
-        if self.folder is not None and start == 0:
+        if self.folder is not None:
             try:
                 text = path.read_text(encoding="utf-8-sig", errors="replace")
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror})") from None
             yield 1, {"id": path.relative_to(self.folder).as_posix(), "title": path.stem, "text": text}
-        return 1
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import gzip
 import itertools
 import tarfile
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -311,11 +311,11 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         ) from error
 
 
-def raw_rows(path: Path, start: int = 0) -> Generator[NumberedRow, None, int]:
-    """Yield the 1-based number and the value of each row of a user's file; return the number of rows.
+def raw_rows(path: Path) -> Iterator[NumberedRow]:
+    """Yield the 1-based number and the value of each row of a user's file.
 
     A line ends at "\\n" alone: U+2028 inside a string is text. Blank lines are skipped, and count as rows. Every kind
-    of file except .json is read in constant memory. The first `start` rows are skipped.
+    of file except .json is read in constant memory.
 
     Raises:
         DataError: the file is missing, of an unknown kind, or damaged as a whole.
@@ -325,23 +325,21 @@ def raw_rows(path: Path, start: int = 0) -> Generator[NumberedRow, None, int]:
         raise DataError(f"{path}: unknown kind of file; give one of {', '.join(SUFFIXES)}")
     kind = _parquet_rows if name.endswith(".parquet") else _json_rows if name.endswith(".json") else _jsonl_rows
     try:
-        return (yield from kind(path, start))
+        yield from kind(path)
     except FileNotFoundError:
         raise DataError(f"{path}: file not found; check its name and folder") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise DataError(f"{path}: cannot be read ({excerpt(str(error))}); is the file complete?") from error
 
 
-def _jsonl_rows(path: Path, start: int) -> Generator[NumberedRow, None, int]:
-    number = 0
+def _jsonl_rows(path: Path) -> Iterator[NumberedRow]:
     for number, line in enumerate(_lines(path), 1):
         if len(line) > _MOST_LINE_BYTES:
             raise DataError(
                 f"{path}: row {number} has more than {_MOST_LINE_BYTES >> 20} MiB; rows end at a line's end"
             )
-        if number > start and line.strip():
+        if line.strip():
             yield number, _parsed(line)
-    return number
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -363,7 +361,7 @@ def _lines(path: Path) -> Iterator[bytes]:
                 pass
 
 
-def _json_rows(path: Path, start: int) -> Generator[NumberedRow, None, int]:
+def _json_rows(path: Path) -> Iterator[NumberedRow]:
     size = path.stat().st_size
     # Memory may run out below that size, too, within a container or under ulimit: that is the same message.
     try:
@@ -381,18 +379,12 @@ def _json_rows(path: Path, start: int) -> Generator[NumberedRow, None, int]:
         ) from None
     if not isinstance(rows, list):
         raise DataError(f"{path}: holds one JSON {type(rows).__name__}; a list of rows is needed")
-    yield from enumerate(rows[start:], start + 1)
-    return len(rows)
+    yield from enumerate(rows, 1)
 
 
-def _parquet_rows(path: Path, start: int) -> Generator[NumberedRow, None, int]:
-    number = 0
-    for batch in read_batches(path, None):
-        if number + batch.num_rows > start:
-            rows = enumerate(batch.to_pylist(), number + 1)
-            yield from itertools.islice(rows, max(start - number, 0), None)
-        number += batch.num_rows
-    return number
+def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
+    batches = (batch.to_pylist() for batch in read_batches(path, None))
+    yield from enumerate(itertools.chain.from_iterable(batches), 1)
 
 
 def _parsed(line: bytes) -> Any:

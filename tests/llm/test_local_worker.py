@@ -27,12 +27,7 @@ def test_many_waiting_requests_are_run_in_full_batches(tiny_model):
 
 
 @pytest.mark.parametrize(
-    ("error", "cause"),
-    [
-        (torch.OutOfMemoryError("no room"), "out_of_memory"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "out_of_memory"),
-        (ValueError("broken"), "engine"),
-    ],
+    ("error", "cause"), [(torch.OutOfMemoryError("no room"), "out_of_memory"), (ValueError("broken"), "engine")]
 )
 def test_errors_of_the_model_reach_every_caller_and_the_worker_lives_on(tiny_model, error, cause):
     llm = TransformersLLM(str(tiny_model), batch_size=4, device="cpu")
