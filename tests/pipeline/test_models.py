@@ -12,7 +12,6 @@ from reasonrag.llm.chat_template import template_identity
 from reasonrag.llm.model_folder import model_commit
 from reasonrag.pipeline.parts import check_llm, commits, open_llm
 from reasonrag.storage.folder import RunFolder
-from tests.fakes.scripted import ScriptedLLM
 from tests.llm.tiny import save_tiny_model
 
 
