@@ -35,12 +35,12 @@ from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import ChatTemplate, chat_with_tools
-from tests.fakes.scripted import ScriptedLLM
 from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.rewards import REWARDS, RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.base import trajectory_text
 from reasonrag.rewards.judge import JudgeService, quoted
 from reasonrag.rollout import Engine
+from tests.fakes.scripted import ScriptedLLM
 from tests.formats.test_recorded import conversation
 from tests.llm.tiny import TEMPLATE
 from tests.toys import LUCAS, ToyRetriever
