@@ -62,8 +62,6 @@ RUN_JSON = {
     "calls.*.prompt_tokens": "sent",
     "calls.*.completion_tokens": "written",
     "calls.*.calls_without_token_counts": "calls of which the backend reported no tokens",
-    "calls.*.cached_tokens": "prompt tokens that the engine took from its prefix cache; null if no backend says so",
-    "calls.*.cached_of": "prompt tokens of the calls that say so, without those of a process that was killed",
     "calls.*.cost": "by the prices given; null where one is unknown",
     "seconds": "on the clock, over all processes",
     "seed": "the run's",

@@ -88,7 +88,7 @@ class JournaledLLM:
         self.answered += 1
         completions = tuple(map(_as_stored, reply))
         counts: dict[str, int | None] = {}
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+        for name in ("prompt_tokens", "completion_tokens"):
             known = [count for count in (getattr(completion, name) for completion in reply) if count is not None]
             counts[name] = sum(known) if known else None
         self.prompt_tokens += counts["prompt_tokens"] or 0

@@ -282,8 +282,6 @@ def _logprobs(value: object) -> tuple[float, ...] | None:
 
 def _with_usage(completions: list[Completion], usage: object) -> list[Completion]:
     totals = usage if isinstance(usage, dict) else {}
-    details = totals.get("prompt_tokens_details")
-    cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
     prompt_tokens, completion_tokens = _count(totals.get("prompt_tokens")), _count(totals.get("completion_tokens"))
     # Choices share what the server counts; the first ones get the tokens that cannot be divided.
     have_ids = all(completion.token_ids is not None for completion in completions)
@@ -292,11 +290,8 @@ def _with_usage(completions: list[Completion], usage: object) -> list[Completion
         written_here = None if completion_tokens is None else (completion_tokens + following) // len(completions)
         if have_ids:
             written_here = len(completion.token_ids or ())
-        fields = (completion.text, completion.finish_reason, completion.token_ids, completion.logprobs)
-        counts = (prompt_tokens, written_here, cached_tokens)
-        counted.append(Completion(*fields, completion.prompt_token_ids, *counts))
-        # The prompt is counted on the first completion.
-        prompt_tokens, cached_tokens = prompt_tokens and 0, cached_tokens and 0
+        counted.append(replace(completion, prompt_tokens=prompt_tokens, completion_tokens=written_here))
+        prompt_tokens = prompt_tokens and 0  # the prompt is counted on the first completion
     return counted
 
 

@@ -286,8 +286,6 @@ def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
                 "prompt_tokens": used.prompt_tokens,
                 "completion_tokens": used.completion_tokens,
                 "calls_without_token_counts": used.unknown_tokens,
-                "cached_tokens": used.cached_tokens,
-                "cached_of": used.cached_of,
                 "cost": prices[kind].cost(used.prompt_tokens, used.completion_tokens),
             }
     return calls

@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 _QUESTIONS_KNOWN = 2_048  # questions with their keys in memory, 20 kB each
 
-_VERSION = 6  # PRAGMA user_version: of the layout, and of the keys (`llm.journaled.request_key`)
+_VERSION = 7  # PRAGMA user_version: of the layout, and of the keys (`llm.journaled.request_key`)
 _RELEASES = {5: "reasonrag 0.1.0"}  # that wrote older layouts
 
 # File systems of one machine's disks, as Linux names them. All others may be shared by machines.
@@ -55,7 +55,7 @@ _LOCAL = frozenset(["bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overla
 _LAYOUT = """
 CREATE TABLE calls (
     key BLOB PRIMARY KEY NOT NULL, kind TEXT NOT NULL, prompt_tokens INTEGER, completion_tokens INTEGER,
-    cached_tokens INTEGER, counts_sum INTEGER, checksum BLOB NOT NULL, reply TEXT NOT NULL
+    counts_sum INTEGER, checksum BLOB NOT NULL, reply TEXT NOT NULL
 );
 CREATE TABLE trees (
     dataset TEXT NOT NULL, question_id TEXT NOT NULL, rows BLOB NOT NULL, checksum BLOB NOT NULL,
@@ -66,17 +66,17 @@ CREATE TABLE failures (
     PRIMARY KEY (dataset, question_id)
 ) WITHOUT ROWID
 """
-_CALL = "key, kind, prompt_tokens, completion_tokens, cached_tokens, counts_sum, checksum, reply"
-_SUM = "COALESCE({}, -1) + 3 * COALESCE({}, -1) + 5 * COALESCE({}, -1)"
+_CALL = "key, kind, prompt_tokens, completion_tokens, counts_sum, checksum, reply"
+_SUM = "COALESCE({}, -1) + 3 * COALESCE({}, -1)"
 # A key that exists already was damaged, or two tasks asked at the same time.
 _PUT_CALL = f"""
-INSERT INTO calls ({_CALL}) VALUES (?1, ?2, ?3, ?4, ?5, {_SUM.format("?3", "?4", "?5")}, ?6, ?7)
+INSERT INTO calls ({_CALL}) VALUES (?1, ?2, ?3, ?4, {_SUM.format("?3", "?4")}, ?5, ?6)
 ON CONFLICT (key) DO UPDATE SET reply = excluded.reply, checksum = excluded.checksum
 """
 _TOTALS = f"""
 SELECT kind, COUNT(*), COALESCE(SUM(prompt_tokens), 0), COALESCE(SUM(completion_tokens), 0),
-    SUM(completion_tokens IS NULL), SUM(cached_tokens), SUM(CASE WHEN cached_tokens IS NOT NULL THEN prompt_tokens END)
-FROM calls WHERE counts_sum IS NULL OR counts_sum = {_SUM.format("prompt_tokens", "completion_tokens", "cached_tokens")}
+    SUM(completion_tokens IS NULL)
+FROM calls WHERE counts_sum IS NULL OR counts_sum = {_SUM.format("prompt_tokens", "completion_tokens")}
 GROUP BY kind
 """
 
@@ -94,16 +94,12 @@ class Usage:
 
     Attributes:
         unknown_tokens: calls without token counts from the backend.
-        cached_tokens: prompt tokens that engines took from their prefix caches; None if no backend reports them.
-        cached_of: prompt tokens of the calls that report cached tokens.
     """
 
     calls: int
     prompt_tokens: int
     completion_tokens: int
     unknown_tokens: int
-    cached_tokens: int | None = None
-    cached_of: int | None = None
 
 
 _Statement = tuple[str, tuple[Any, ...]]
@@ -328,7 +324,6 @@ class Journal:
         question: str = "",
         prompt_tokens: int | None = None,
         completion_tokens: int | None = None,
-        cached_tokens: int | None = None,
     ) -> None:
         """Store a reply (JSON without NaN); return when it is on disk. `key` and `question` are as for `call`.
 
@@ -336,8 +331,7 @@ class Journal:
             RunError: the disk is full or the file cannot be written.
         """
         stored_key, known = self._stored_key(key, question)
-        counts = (prompt_tokens, completion_tokens, cached_tokens)
-        await self._write(_put_call(stored_key, kind, reply, counts))
+        await self._write(_put_call(stored_key, kind, reply, (prompt_tokens, completion_tokens)))
         if known is not None:
             known.add(stored_key)
 
@@ -414,7 +408,7 @@ def _commit(connection: sqlite3.Connection, statements: Sequence[_Statement]) ->
                 connection.execute(statement, values)
 
 
-def _put_call(key: str | bytes, kind: str, reply: Any, counts: Sequence[int | None] = (None,) * 3) -> _Statement:
+def _put_call(key: str | bytes, kind: str, reply: Any, counts: Sequence[int | None] = (None, None)) -> _Statement:
     text = _json.encode(reply)
     return _PUT_CALL, (key, kind, *counts, _checksum(key, text), text)
 

@@ -54,12 +54,6 @@ def test_counts_that_are_none_are_unknown(number):
     assert (completion.prompt_tokens, completion.completion_tokens) == (None, None)
 
 
-def test_tokens_from_the_prefix_cache_are_read_where_a_server_reports_them():
-    assert read(usage={"prompt_tokens": 50, "prompt_tokens_details": {"cached_tokens": 48}}).cached_tokens == 48
-    for details in (None, {}, {"cached_tokens": None}, {"cached_tokens": -1}, [1]):
-        assert read(usage={"prompt_tokens": 50, "prompt_tokens_details": details}).cached_tokens is None
-
-
 @pytest.mark.fault("A12", "log-probabilities above 0, NaN, infinite", "set aside as missing", before="3.0 was kept")
 @pytest.mark.fault("24", "NaN and infinite log-probabilities from an engine", "set aside as missing")
 def test_logprobs_that_are_none_are_set_aside(figure: Figure):

@@ -166,7 +166,7 @@ def test_a_journal_of_another_version_is_refused_by_its_name_and_stays_as_it_is(
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute(f"PRAGMA user_version = {layout}")
     before = path.read_bytes()
-    with pytest.raises(RunError, match=f"begun by {named}, and this version of reasonrag reads layout 6"):
+    with pytest.raises(RunError, match=f"begun by {named}, and this version of reasonrag reads layout 7"):
         Journal(path)
     assert path.read_bytes() == before
 
