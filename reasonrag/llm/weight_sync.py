@@ -201,21 +201,18 @@ def _connected(root: str) -> Any:
     """Return TRL's client in a group with the workers of the server, which use other GPUs.
 
     Raises:
-        ConfigError: TRL or vLLM is not installed here, this machine has no CUDA device, or the server has no
-            weight-transfer engine.
-        LLMError: with cause `weight_sync`: the server cannot be reached, or the group cannot be formed.
+        ConfigError: TRL or vLLM is not installed here, this machine has no CUDA device, the server has no
+            weight-transfer engine or cannot be reached.
     """
     try:
         from trl.generation.vllm_client import VLLMClient
 
         client = VLLMClient(base_url=root, group_port=_GROUP_PORT)
         client.init_communicator(device="cuda")
-    except (ImportError, NotImplementedError, RuntimeError) as error:
+    except Exception as error:
         raise ConfigError(
             f"weights cannot be sent to {root}: {reason(error)}; install reasonrag[train,vllm] here too"
         ) from error
-    except Exception as error:
-        raise _failed(f"{root}: {reason(error)}") from error
     return client
 
 

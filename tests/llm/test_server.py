@@ -117,12 +117,6 @@ def test_passing_trouble_is_overcome(faults):
     assert len(server.requests) == len(faults) + 1
 
 
-def test_lasting_trouble_is_an_error_after_the_given_retries():
-    with FakeOpenAI(faults=[Answer(500)] * 3) as server:
-        assert failure(server, max_retries=2).cause == "unreachable"
-    assert len(server.requests) == 3
-
-
 @pytest.mark.parametrize("message", ["no such thing", "'top_p' must be in (0, 1]"])
 def test_a_refusal_is_final_also_of_the_value_of_a_known_parameter(message):
     with FakeOpenAI(faults=[Answer(400, json.dumps({"error": {"message": message}}))]) as server:
