@@ -21,10 +21,10 @@ import itertools
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from reasonrag.core import event_loop
@@ -387,30 +387,21 @@ def _open_shared(configs: Mapping[str, Config]) -> tuple[list[Question], Retriev
     Raises:
         ConfigError: another policy has a different seed, different questions or another corpus.
     """
-    # Questions are sampled by the seed: with two of them, differences would not be paired.
-    seeds = {config.seed for config in configs.values()}
-    if len(seeds) > 1:
-        raise ConfigError(f"policies have seeds {sorted(seeds)}; differences are paired, give all of them one seed")
     (first_name, first), *others = configs.items()
-    questions = open_questions(first)
-    retriever = open_retriever(first, questions)
+    # Differences are paired by question, and the seed decides which questions are sampled.
     for name, config in others:
-        if config.questions != first.questions:
-            fingerprint = questions_fingerprint(open_questions(config))
-            if fingerprint != questions_fingerprint(questions):
-                raise ConfigError(f"policies {first_name} and {name} are given different questions; give them the same")
-        if _search_settings(config) != _search_settings(first):
-            other = open_retriever(config, questions)
-            event_loop.run(other.aclose())
-            if other.fingerprint != retriever.fingerprint:
-                raise ConfigError(f"policies {first_name} and {name} search different corpora; give them the same")
-    return questions, retriever
+        if _shared_settings(config) != _shared_settings(first):
+            raise ConfigError(
+                f"policies {first_name} and {name} differ in seed, questions or corpus; give them the same"
+            )
+    questions = open_questions(first)
+    return questions, open_retriever(first, questions)
 
 
-def _search_settings(config: Config) -> dict[str, Any]:
-    """Return the settings that decide which corpus is searched, without how its passages are shown."""
+def _shared_settings(config: Config) -> list[Any]:
+    """Return the settings that decide what is asked and searched, without how passages are shown."""
     shown = {"top_k", "passage_order", "max_passage_chars"}
-    return config.retrieval.model_dump(exclude=shown) | {"world_seed": config.questions.world_seed}
+    return [config.seed, config.questions, config.retrieval.model_dump(exclude=shown)]
 
 
 def _release_memory() -> None:
@@ -472,21 +463,17 @@ def folder_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-._")[:64] or "policy"
 
 
-def check_names(names: Iterable[str]) -> None:
+def check_names(names: Collection[str]) -> None:
     """Check that the names of policies can be names of folders.
 
     Raises:
-        ConfigError: no name is given, one cannot be a folder, or two differ only in case.
+        ConfigError: no name is given, or one cannot be a folder.
     """
-    seen: dict[str, str] = {}
     for name in names:
-        if not _SAFE_NAME.fullmatch(name) or name in _RESERVED or PureWindowsPath(name).is_reserved():
+        if not _SAFE_NAME.fullmatch(name) or name in _RESERVED:
             raise ConfigError(
                 f"policy name {name!r} cannot be a folder; use up to 64 letters, digits, `.`, `_` and `-`, and none of "
                 f"{', '.join(sorted(_RESERVED))}"
             )
-        other = seen.setdefault(name.lower(), name)
-        if other != name:
-            raise ConfigError(f"policies {other!r} and {name!r} would share a folder on some systems; rename one")
-    if not seen:
+    if not names:
         raise ConfigError("no policy to evaluate; name at least one with --policy")

@@ -14,8 +14,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.config import Config
-from reasonrag.core.errors import RunError
-from reasonrag.core.settings import differences
 from reasonrag.core.text import exact_match, token_f1
 from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search, Shard, Step
 from reasonrag.dpo.pairs import (
@@ -294,46 +292,30 @@ def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
 def finish_shard(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Note in the folder of the run that a shard has finished; if it is the last one, put the run together.
 
-    The run's folder is locked meanwhile, so of two shards that finish at once the second one finds both. The tables of
-    the run are second names of the shards' files, in the order of the shards.
+    The run's folder is locked meanwhile, so of two shards that finish at once the second one finds both. The node table
+    of the run has second names of the shards' files, in the order of the shards; pairs are derived from it.
 
     Returns:
         The content of the run's `run.json`, or the shard's `summary` if other shards have not finished.
-
-    Raises:
-        RunError: the run cannot be put together, because the shards hold pairs of different settings.
     """
-    note = {"summary": summary, "pairs": shard.config.pairs.model_dump(mode="json")}
     with shard.whole() as run:
-        notes = run.note_shard(shard.shard, note)
+        notes = run.note_shard(shard.shard, {"summary": summary})
         if not all(notes):
             return dict(summary)
-        shards = [Shard(number, len(notes)) for number in range(len(notes))]
-        # A shard may have got other pairs by `reasonrag pairs` since it was built.
-        for part, other in zip(shards, notes, strict=True):
-            if different := differences(other["pairs"], notes[-1]["pairs"]):
-                raise RunError(
-                    f"{run.path} cannot be put together: shards {part} and {shards[-1]} have pairs of different "
-                    f"settings ({different}); run one of them again with the settings of the other"
-                )
-        summaries = [other["summary"] for other in notes]
-        for table, rows in (("trees/nodes", "nodes"), ("pairs/train", "train"), ("pairs/test", "test")):
-            folder, _, stem = table.partition("/")
-            is_tree = folder == "trees"
-            writer = ShardWriter(run.path / folder, stem, tree_schema(), shard_rows=1, keep_empty=is_tree)
-            for part, counted in zip(shards, summaries, strict=True):
-                if counted[folder][rows]:  # `datasets` refuses an empty file
-                    for path in shard_paths(part.folder(run.path) / folder, stem):
-                        writer.link(path)
-            writer.close()
-        # What stands in the tables is counted there; the rest is known to the shards alone.
-        whole = {**summaries[0], "shards": len(notes)}
+        summaries = [note["summary"] for note in notes]
+        writer = ShardWriter(run.path / "trees", "nodes", tree_schema(), shard_rows=1, keep_empty=True)
+        for number, counted in enumerate(summaries):
+            if counted["trees"]["nodes"]:  # `datasets` refuses an empty file
+                for path in shard_paths(Shard(number, len(notes)).folder(run.path) / "trees", "nodes"):
+                    writer.link(path)
+        writer.close()
+        # What follows from the tables is computed from them; the rest is known to the shards alone.
+        whole = {**summaries[0], "shards": len(notes), "trees": count_trees(run.path)}
         for name in ("questions", "calls", "seconds"):
             whole[name] = _total([counted[name] for counted in summaries])
         whole["seconds"] = round(whole["seconds"], 3)
-        left_out = _total([counted["pairs"]["left_out"] for counted in summaries])
-        whole["trees"] = count_trees(run.path)
-        whole["pairs"] |= count_pairs(run.path / "pairs", run.config) | {"left_out": left_out}
+        names = {"policy": whole["policy"], "config_hash": whole["config_hash"]}
+        whole["pairs"] = export_pairs(run.path, run.config, **names)
         write_json(run.path / "run.json", whole)
         return whole
 
