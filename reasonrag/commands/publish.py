@@ -37,12 +37,8 @@ _MOST_FINDINGS = 20
     type=click.Choice(["email", "path"]),
     help="Publish although e-mail addresses or machine paths were found; look at them first (repeatable).",
 )
-@click.option("--without-trees", is_flag=True, help="Publish only the pairs of a run.")
-@click.option("--merged", is_flag=True, help="Publish an adapter merged into its model.")
 @click.option("--eval", "report", type=PATH, help="Folder of an evaluation; its metrics go on the card of a policy.")
-def publish(
-    path: Path, dry_run: bool, out: Path | None, without_trees: bool, allow: tuple[str, ...], **given: Any
-) -> None:
+def publish(path: Path, dry_run: bool, out: Path | None, allow: tuple[str, ...], **given: Any) -> None:
     """Publish the data of a run, or a trained policy, on the Hugging Face Hub.
 
     All files are searched for secrets first. The repository is private unless --public is given, and gets a card.
@@ -61,7 +57,7 @@ def publish(
     from reasonrag.publish.publish import PublishOptions, check, stage, staging_folder
     from reasonrag.storage.files import lock
 
-    options = PublishOptions(trees=not without_trees, allow=frozenset(allow), **given)
+    options = PublishOptions(allow=frozenset(allow), **given)
     if out is not None and not dry_run:
         raise ConfigError("--out is for --dry-run; publishing itself leaves no folder")
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):

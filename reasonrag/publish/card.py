@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
@@ -16,10 +15,10 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import parse_yaml, to_yaml
 from reasonrag.core.table import inert_markdown
 from reasonrag.core.text import excerpt, printable
+from reasonrag.report.site import template_environment
 from reasonrag.training.run import without_places
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
     from markupsafe import Markup
 
 Yaml = dict[str, Any]
@@ -40,26 +39,13 @@ def render(**values: Any) -> str:
     from jinja2 import TemplateError
 
     try:
-        return _environment().get_template("card.md.j2").render(version=__version__, **values)
+        environment = template_environment("reasonrag.publish", _printed, escape=False)  # Markdown: `_printed` escapes
+        return environment.get_template("card.md.j2").render(version=__version__, **values)
     except (TemplateError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"run.json or training.json holds values of unexpected kinds ({excerpt(str(error), 80)}); it is of "
             "another version of reasonrag, or was edited"
         ) from error
-
-
-@cache
-def _environment() -> Environment:
-    from jinja2 import ChainableUndefined, Environment, PackageLoader
-
-    return Environment(
-        loader=PackageLoader("reasonrag.publish", "templates"),
-        autoescape=False,  # this is Markdown: `finalize` escapes
-        undefined=ChainableUndefined,  # a run of another version may lack some counts
-        finalize=_printed,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
 
 
 def _printed(value: Any) -> Any:

@@ -61,13 +61,8 @@ _WEIGHTS = ("adapter_model.safetensors", "model.safetensors", "model-*.safetenso
 _POLICY_FILES = (
     *(*_WEIGHTS, "model.safetensors.index.json", _ADAPTER, "config.json", "generation_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", POLICY_CARD, "prompts/*/*.txt"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", POLICY_CARD, "prompts/*/*.txt", _CURVES),
 )
-_STAGES = {
-    "dpo": "direct preference optimisation",
-    "sft": "supervised fine-tuning",
-    "rl": "online reinforcement learning",
-}
 # Keys under which transformers and peft store the source of a model.
 _SOURCE_KEYS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
 _FOLDER_CHECKSUM = re.compile(r"[^/]+@[0-9a-f]{12}")
@@ -82,8 +77,6 @@ class PublishOptions:
     tag: str | None = None  # vX.Y.Z; None: the next version
     licence: str | None = None  # of the whole repository; None: the licences of the sources
     report: Path | None = None  # folder of an evaluation, for a policy's card
-    merged: bool = False  # publish the adapter merged into its model
-    trees: bool = True  # publish a run's trees with its pairs
     allow: frozenset[str] = frozenset()  # kinds of findings to publish: PATH, EMAIL
 
 
@@ -141,9 +134,8 @@ def check(path: Path, options: PublishOptions) -> None:
             f"{path} is neither a finished run (run.json) nor a trained policy (training.json); if its command was "
             "stopped, the same command finishes it"
         )
-    of_a_policy = options.merged or options.report is not None
-    if not options.trees if is_policy else of_a_policy:
-        raise ConfigError(f"{path}: --merged and --eval are for a trained policy, --without-trees is for a run")
+    if options.report is not None and not is_policy:
+        raise ConfigError(f"{path}: --eval is for a trained policy")
 
 
 def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
@@ -177,7 +169,7 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
         repo_type="model" if is_policy else "dataset",
         folder=folder,
         card=card,
-        owned=(*_POLICY_FILES, _CURVES, SUMMARY) if is_policy else _DATA_FILES,
+        owned=(*_POLICY_FILES, SUMMARY) if is_policy else _DATA_FILES,
         message=content.message,
         tag=options.tag,
         public=options.public,
@@ -229,7 +221,7 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
         )
     # Every file of a table has to be there: a set without one of its shards would look complete on the Hub.
     files: dict[str, list[Path]] = {}
-    for name, split in (("pairs", "train"), ("pairs", "test"), *([("trees", "nodes")] if options.trees else [])):
+    for name, split in (("pairs", "train"), ("pairs", "test"), ("trees", "nodes")):
         if name == "trees" or any((run / name).glob(f"{split}-*")):
             paths = shard_paths(run / name, split)
             files[split] = [place(path, folder / name / path.name) for path in paths]
@@ -252,9 +244,15 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
     # What is verified are the copies that will be sent, not their sources.
     verified = verify(folder)
     verified.refuse_grave()
-    facts = {"has_trees": options.trees, "has_policy_card": policy_card is not None, "contradictions": verified.pairs}
+    facts = {"has_policy_card": policy_card is not None, "contradictions": verified.pairs}
     data, body = _data_card(config, summary, counts, options, facts)
-    data["configs"] = _configs(files)
+    # By these `load_dataset` finds the files of each split.
+    pairs = [{"split": split, "path": f"pairs/{split}-*"} for split in files if split != "nodes"]
+    trees = [{"split": "nodes", "path": "trees/nodes-*"}]
+    data["configs"] = [
+        {"config_name": "pairs", "data_files": pairs, "default": True},
+        {"config_name": "trees", "data_files": trees},
+    ]
     warning = str(verified.pairs)
     advice = f"; `reasonrag pairs {run}` derives pairs without any" if warning else ""
     return _Content(data, body, f"{counts.total():,} pairs", warning + advice)
@@ -322,16 +320,6 @@ def _sources(config: Config, names: list[str], splits: Mapping[str, str]) -> dic
     return sources
 
 
-def _configs(files: Mapping[str, list[Path]]) -> list[Yaml]:
-    """Return the card's `configs`, by which `load_dataset` finds the files of each split."""
-    patterns: dict[str, list[Yaml]] = {"pairs": [], "trees": []}
-    for split in files:
-        name = "trees" if split == "nodes" else "pairs"
-        patterns[name].append({"split": split, "path": f"{name}/{split}-*"})
-    configs = [{"config_name": "pairs", "data_files": patterns["pairs"], "default": True}]
-    return configs + [{"config_name": "trees", "data_files": patterns["trees"]}] * ("nodes" in files)
-
-
 # Policies
 
 
@@ -343,33 +331,26 @@ def _stage_policy(path: Path, folder: Path, options: PublishOptions) -> _Content
             f"{path} holds no finished training run ({SUMMARY} cannot be read); the same command finishes it"
         )
     check_trained(path)
-    weights = path / MERGED if options.merged else path
-    if options.merged and not (weights / "config.json").is_file():
-        raise RunError(f"{path} has no folder {MERGED}; train with --merge, or publish without --merged")
-    if not any(any(weights.glob(name)) for name in _WEIGHTS):
-        raise DataError(f"{weights} holds no weights in safetensors (pickles are not published); save them so")
+    if not any(any(path.glob(name)) for name in _WEIGHTS):
+        raise DataError(f"{path} holds no weights in safetensors (pickles are not published); save them so")
     # By name: whatever else is in the folder (checkpoints, optimizer states, pickles) stays here.
     for pattern in _POLICY_FILES:
-        for source in weights.glob(pattern):
+        for source in path.glob(pattern):
             if source.is_file():
-                _place_model_file(source, folder / source.relative_to(weights))
-    if (path / _CURVES).is_file():
-        place(path / _CURVES, folder / _CURVES)
+                _place_model_file(source, folder / source.relative_to(path))
     _write_summary(training | {"files": written_files(folder)}, folder / SUMMARY)
     verify(folder).refuse_grave()
 
-    kind: Literal["adapter", "merged", "full"] = "full"
-    if (path / _ADAPTER).is_file():
-        kind = "merged" if options.merged else "adapter"
-    has_curves = (path / _CURVES).is_file()
     measured = _measured(options.report, path) if options.report else None
-    data, body = _model_card(training, kind, options, {"has_curves": has_curves, "measured": measured})
+    kind: Literal["adapter", "full"] = "adapter" if (path / _ADAPTER).is_file() else "full"
+    facts = {"has_curves": (path / _CURVES).is_file(), "measured": measured}
+    data, body = _model_card(training, kind, options, facts)
     return _Content(data, body, f"{kind} weights")
 
 
 def _model_card(
     training: Mapping[str, Any],
-    kind: Literal["adapter", "merged", "full"],
+    kind: Literal["adapter", "full"],
     options: PublishOptions,
     facts: Mapping[str, Any],
 ) -> tuple[Yaml, str]:
@@ -386,7 +367,7 @@ def _model_card(
         data |= {"base_model": base, "base_model_relation": "adapter" if kind == "adapter" else "finetune"}
     data["library_name"] = "peft" if kind == "adapter" else "transformers"
     data["pipeline_tag"] = "text-generation"
-    data["tags"] = ["agentic-rag", "process-reward", "trl", "reasonrag", *([stage] if stage in _STAGES else [])]
+    data["tags"] = ["agentic-rag", "process-reward", "trl", "reasonrag", stage]
     trained_on = {name: value for name, value in mapping(training, "data").items() if name != "lengths"}
     body = render(
         kind="policy",
@@ -395,7 +376,7 @@ def _model_card(
         weights=kind,
         base=base,
         base_on_hub=base_on_hub,
-        stage=_STAGES.get(stage, stage),
+        stage=stage,
         summary=training,
         data=fenced_yaml(trained_on),
         settings=fenced_yaml(mapping(training, "settings")),

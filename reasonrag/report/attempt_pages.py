@@ -20,7 +20,7 @@ from reasonrag.core.text import normalize_answer
 from reasonrag.evaluation.metrics import METRICS
 from reasonrag.evaluation.tables import bold_note, evaluation_tables, measured, points, sweep_panels
 from reasonrag.formats import FORMATS
-from reasonrag.report.site import ListRow, Page, TextPool, chart, number, open_site, reading
+from reasonrag.report.site import Chart, ListRow, Page, TextPool, chart, number, open_site, reading
 from reasonrag.storage.files import require_json
 from reasonrag.storage.parquet import Row, read_parquet, read_shards
 from reasonrag.storage.tables import rollout_schema, trajectory_schema
@@ -201,17 +201,13 @@ def write_training_pages(training: Path, out: Path) -> Path:
     """Write the pages of a finished training run into `out`, see `write_report`. None of them names the machine."""
     summary = require_json(training / SUMMARY)
     with reading(training / SUMMARY):
-        charts, more_charts = [], {}
+        charts: list[Chart] = []
         for panel in panels(summary["history"]):
-            if len(panel.lines) <= _MOST_LINES:
-                charts.append(chart(panel))
-                continue
-            # Lines of very different scales cannot share an axis.
-            parts = [Panel(line.label, panel.x_label, panel.y_label, (line,)) for line in panel.lines]
-            more_charts[panel.title] = list(map(chart, parts))
+            # The components of a reward have very different scales, and cannot share an axis.
+            apart = [Panel(line.label, panel.x_label, panel.y_label, (line,)) for line in panel.lines]
+            charts += map(chart, [panel] if len(panel.lines) <= _MOST_LINES else apart)
         settings = summary["settings"]
         format_class = FORMATS.get((settings.get("format") or {}).get("name", ""))
-        mask_truncated = bool(settings.get("mask_truncated"))
     paths = sorted((training / "rollouts").glob("step-*.parquet"))  # of several processes step-000001-0.parquet
     rows = len(read_parquet(paths[0], rollout_schema())) if paths else 0
     every = ceil(len(paths) * rows / _MOST_TRAJECTORIES) or 1  # all steps have as many rows
@@ -220,21 +216,19 @@ def write_training_pages(training: Path, out: Path) -> Path:
         for path in paths[::every]:  # one in memory at a time
             rollouts = read_parquet(path, rollout_schema())
             for _, group in groupby(rollouts, key=lambda row: (row["step"], _question(row))):
-                yield _group_page(list(group), format_class, mask_truncated)
+                yield _group_page(list(group), format_class)
 
     with open_site(out) as site:
         site.write_pages("attempts.html.j2", pages())
-        return site.write_index(
-            "training.html.j2", charts=charts, more_charts=more_charts, summary=summary, every=every
-        )
+        return site.write_index("training.html.j2", charts=charts, summary=summary, every=every)
 
 
-def _group_page(group: Sequence[Row], format_class: Any, mask_truncated: bool) -> Page:
+def _group_page(group: Sequence[Row], format_class: Any) -> Page:
     """Return the page of the attempts at a question in a step, with a row of the list per attempt."""
     parts = [dict(row["parts"]) for row in group]
     components = sorted({name for part in parts for name in part})
     names = ["reward", "advantage", *components, "final answer", "stop reason", "format check", "tokens of the turn"]
-    names += ["policy tokens", "policy tokens in the loss"]
+    names += ["policy tokens"]
     passages = TextPool()
     shown: list[Row] = []
     listed: list[ListRow] = []
@@ -242,10 +236,9 @@ def _group_page(group: Sequence[Row], format_class: Any, mask_truncated: bool) -
         # As a reader says it: "answered, cut off".
         ending = (row["stop_reason"] or "not finished").replace("_", " ") + ", cut off" * bool(row["truncated"])
         aside = "" if row["reward"] is not None else row["cause"] or "no reward"
-        in_loss = 0 if aside or (row["truncated"] and mask_truncated) else row["policy_tokens"]
         facts = [f"set aside: {aside}" if aside else row["reward"], row["advantage"], *map(part.get, components)]
         facts += [row["answer"], ending, "well-formed" if row["well_formed"] else row["reason"]]
-        facts += [row["tokens"], row["policy_tokens"], in_loss]
+        facts += [row["tokens"], row["policy_tokens"]]
         shown.append(_attempt(f"attempt {row['sample'] + 1}", facts, turn_steps(row["turn"], format_class, passages)))
         em = part.get("em")
         marks = {

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -204,24 +204,25 @@ def reading(file: Path) -> Iterator[None]:
 
 def render(template: str, **values: Any) -> str:
     """Render a template, every value escaped and visible."""
-    return _environment().get_template(template).render(**values)
+    environment = template_environment("reasonrag.report", _printed, escape=True)
+    environment.filters |= {"visible": visible, "number": number}
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+    return environment.get_template(template).render(**values)
 
 
 @cache
-def _environment() -> Environment:
+def template_environment(package: str, finalize: Callable[[Any], Any], *, escape: bool) -> Environment:
+    """Return the templates of a package; `finalize` gets each printed value, and missing ones print as it says."""
     from jinja2 import ChainableUndefined, Environment, PackageLoader
 
-    environment = Environment(
-        loader=PackageLoader("reasonrag.report", "templates"),
-        autoescape=True,
+    return Environment(
+        loader=PackageLoader(package, "templates"),
+        autoescape=escape,
         undefined=ChainableUndefined,  # a run of another version may lack some counts
-        finalize=_printed,
+        finalize=finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"visible": visible, "number": number}
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
-    return environment
 
 
 def _printed(value: Any) -> Any:

@@ -110,18 +110,15 @@ def test_what_is_published_is_read_back_and_a_second_time_keeps_what_others_wrot
 
     card = there["README.md"].content.decode().replace("tags:\n", "tags:\n- by-hand\n") + "\nWords by hand.\n"
     repo.edit("README.md", card.encode())
-    again = product.run(
-        *("publish", finished_run, "--repo-id", ID, "--without-trees", "--license", "cc-by-4.0"), **online
-    )
+    again = product.run("publish", finished_run, "--repo-id", ID, "--license", "cc-by-4.0", **online)
     assert again.returncode == 0, again.stderr
     assert "v1.1.0, private" in again.stdout
     files = repo.commits[-1].files
-    assert not [name for name in files if name.startswith("trees/")]
     merged = DatasetCard(files["README.md"].content.decode())
     assert merged.text.endswith("\nWords by hand.\n")
     data = merged.data.to_dict()
     assert data["tags"][0] == "by-hand" and data["license"] == "cc-by-4.0"
-    assert [config["config_name"] for config in data["configs"]] == ["pairs"]
+    assert [config["config_name"] for config in data["configs"]] == ["pairs", "trees"]
 
 
 def test_ctrl_c_leaves_no_staged_folder_and_the_printed_command_goes_on(

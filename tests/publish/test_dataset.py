@@ -90,16 +90,15 @@ def test_a_folder_that_a_killed_process_left_goes_and_two_at_once_are_refused(ru
     assert not left.exists()
 
 
-@pytest.mark.parametrize(("level", "trees"), [("step", True), ("trajectory", False)])
-def test_load_dataset_reads_the_rows_of_all_sources(tmp_path, level, trees):
+@pytest.mark.parametrize("level", ["step", "trajectory"])
+def test_load_dataset_reads_the_rows_of_all_sources(tmp_path, level):
     run = write_run(tmp_path / "run", datasets=("hotpotqa", "../a/b") if level == "step" else ("demo",), level=level)
-    found = staged(run, trees=trees)
+    found = staged(run)
     schema = pair_schema if level == "step" else trajectory_pair_schema
     expected = list(read_shards(run / "pairs", "train", schema()))
     loaded = load_dataset(str(found.upload.folder), cache_dir=str(tmp_path / "cache"))
     assert list(loaded["train"]) == expected != []
-    assert [config["config_name"] for config in card_of(found).data.configs] == ["pairs", "trees"][: 1 + trees]
-    assert (found.upload.folder / "trees").exists() == trees
+    assert [config["config_name"] for config in card_of(found).data.configs] == ["pairs", "trees"]
 
 
 def test_licences_of_known_sources_are_listed_and_one_that_is_given_is_taken(tmp_path):

@@ -52,16 +52,6 @@ def test_an_adapter_names_its_model_and_a_place_on_this_machine_is_left_out(tmp_
     assert "a local folder (checksum mine\\@0123456789ab) that is not part of this repository" in card_of(found).text
 
 
-def test_a_merged_adapter_goes_up_as_a_whole_model(tmp_path):
-    path = write_policy(tmp_path / "policy", adapter=True)
-    with pytest.raises(InputError, match="has no folder merged"):
-        staged(path, merged=True)
-    write_policy(path / "merged")
-    found = staged(path, merged=True)
-    assert "model.safetensors" in found.files and "adapter_config.json" not in found.files
-    assert card_of(found).data.to_dict()["base_model_relation"] == "finetune"
-
-
 def test_metrics_of_these_very_weights_are_in_the_text_with_their_intervals(tmp_path):
     path = write_policy(tmp_path / "policy")
     policies = {"base": "hf:b@aaaaaaaaaaaa", "x": f"hf:policy@{model_checksum(path)}"}

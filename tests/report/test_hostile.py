@@ -107,7 +107,7 @@ def strange(tmp_path_factory):
 def test_figures_of_a_stranger_do_not_act_on_the_terminal(strange):
     code, text, _ = on_a_terminal("show", strange)
     assert (code, acting(text)) == (0, set()), text
-    for name in ("failed", "malformed", "with pairs of"):
+    for name in ("failed", "malformed", "with pairs"):
         assert re.search(f"{name}:? {re.escape(LEGIBLE[0])}", text), name
     assert text.count(LEGIBLE[-1]) >= 5
 

@@ -40,8 +40,7 @@ def test_curves_are_pictures_that_are_described_in_words(tmp_path, training):
     assert "train: 0.1 at 10, 0.1 at 10" in margin  # a NaN is left out
     assert not page.all("table", id="list")
     page = Page(training[1] / "index.html")
-    assert "components of the reward: 9 charts" in page.text  # their scales differ
-    assert len(page.all("img")) == 3 + 9
+    assert len(page.all("img")) == 3 + 9  # a chart for each component of the reward
     assert "a machine" not in page.text
 
 
@@ -66,14 +65,13 @@ def test_an_attempt_without_a_verdict_is_set_aside_and_never_0(training):
     assert attempts[-1]["facts"][0] == "set aside: unreachable"
 
 
-def test_a_group_has_components_and_the_tokens_in_the_loss(training):
+def test_a_group_has_components_and_its_tokens(training):
     details = Page(training[1] / "questions" / "00000.html").details
     attempts = [attempt["facts"] for attempt in details["attempts"]]
     table = dict(zip(details["facts"], map(list, zip(*attempts, strict=True)), strict=True))
     assert table["answer"] == ["0", "1", "0", "1"]
     assert table["bonus"] == ["0.4", "0.4", "0.4", None]
     assert table["policy tokens"] == ["20", "20", "20", "20"]
-    assert table["policy tokens in the loss"] == ["20", "20", "0", "0"]  # cut off; without a verdict
     assert table["stop reason"] == ["answered", "answered", "answered, cut off", "answered"]
 
 
