@@ -136,14 +136,6 @@ def test_output_does_not_depend_on_the_hash_seed():
     assert output("0") == output("4242") != b""
 
 
-def test_counts_are_words_and_token_ids_are_unknown():
-    prompt = FORMAT.prompt(Question("q", "Where is Osset?", ()), ())
-    (completion,) = asyncio.run(ExtractiveLLM().complete(prompt, GREEDY))
-    assert completion.prompt_tokens == sum(len(m.content.split()) for m in prompt.messages)
-    assert completion.completion_tokens == len(completion.text.split())
-    assert completion.token_ids is None and completion.logprobs is None
-
-
 @pytest.mark.parametrize(
     "prompt",
     [
@@ -181,7 +173,7 @@ _ODD = st.sampled_from(
 _TEXT = st.one_of(st.text(max_size=60), st.lists(_PLAIN | _ODD, max_size=14).map(" ".join))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     _TEXT,
     st.lists(st.tuples(_TEXT, _TEXT, _TEXT), max_size=3),
