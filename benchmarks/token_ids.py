@@ -225,7 +225,7 @@ def main() -> None:
                 )
                 table.row(f"{title}: steps sampled that ended their turn", ended)
                 encoded = found.examples.encoded
-                share = encoded.differing / max(encoded.steps, 1)
+                share = encoded["encoded_differently"] / max(encoded["steps"], 1)
                 table.row(f"{title}: steps of pairs whose text is encoded to other ids", share)
                 for trainer, steps in found.scored.items():
                     what = f"{title}: {trainer}, {len(steps)} steps with the ids of the policy"

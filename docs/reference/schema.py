@@ -88,7 +88,6 @@ TRAINING_JSON = {
     "data.lengths.pairs.*": "number of pairs by split",
     "data.lengths.left_out.*": "number of pairs that are too long, by split and depth",
     "data.lengths.max_length": "maximum tokens of prompt and step",
-    "data.lengths.shared_prompts": "prompts that are in both splits",
     "data.content.*": "online: checksums of questions, corpus, prompts and judge",
     "data.rows.*": "number of rows for the trainer, by split",
     "steps": "number of optimizer steps",

@@ -505,8 +505,6 @@ def _read_sides(record: Mapping[str, Any]) -> Sides:
     record = _with_prompt(record)
     if isinstance(record["chosen"], str):
         texts = [record[name] for name in _TEXT_COLUMNS]
-        if record.get("chosen_end") or record.get("rejected_end"):
-            raise Unusable("chosen_end and rejected_end go with lists of messages, not with texts")
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise Unusable("prompt, chosen and rejected are not three texts with any content")
         return TextSides(*texts)
@@ -519,9 +517,6 @@ def _read_sides(record: Mapping[str, Any]) -> Sides:
     # Our rows have a config_hash. As a chat, one without ends would be scored with an end that was not sampled.
     if record.get("config_hash") is not None:
         raise Unusable("of another version of reasonrag, without chosen_end (`reasonrag pairs` writes it again)")
-    for name, messages in (("chosen", chats.chosen), ("rejected", chats.rejected)):
-        if not any(message["content"].strip() for message in messages):
-            raise Unusable(f"{name} is empty")
     return ChatSides(chats.prompt, chats.chosen, chats.rejected)
 
 
@@ -615,7 +610,6 @@ class PairRules:
         same_text: pairs (prompt, A, B) for which the data set also has (prompt, B, A).
         same_content: the same, with A and B compared by the text inside their last tag, normalised.
         named: the names of the first few, each with the pair that it reverses.
-        contradictory: the names of all of them.
         rows: the number of pairs by split.
         texts: the first split of each question, whatever its ids; of unknown trees, of each prompt, as a digest.
         shared_texts: texts in two splits.
@@ -630,7 +624,6 @@ class PairRules:
     def __init__(self, repeated: Mapping[Question, Question] | None = None) -> None:
         self.total = self.same_text = self.same_content = 0
         self.named: list[tuple[str, str]] = []
-        self.contradictory: set[str] = set()
         self.rows: Counter[str] = Counter()
         self.texts: dict[object, str] = {}
         self.shared_texts: set[object] = set()
@@ -684,7 +677,6 @@ class PairRules:
         reverse = self._names.get(_key(prompt, rejected, chosen))
         if not reverse:
             return 0
-        self.contradictory |= {name, *reverse}
         two = (reverse[0], name)
         if len(self.named) < _NAMED_CONTRADICTIONS and two not in self.named:
             self.named.append(two)

@@ -38,6 +38,8 @@ from reasonrag.dpo.preferences import (
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import PairSettings
 
+_ENCODED = ("without_ids", "of_another_tokenizer", "encoded_differently")
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -69,33 +71,6 @@ class Pair:
         return max(segment.tokens for segment in (*self.chosen, *self.rejected))
 
 
-@dataclass(slots=True)
-class Encoded:
-    """Counts of the encoded steps and rows. A step of several pairs counts in each.
-
-    Attributes:
-        steps: with a known end, as the policy wrote them.
-        without_ids: of these, steps without known ids, so their text was encoded.
-        of_another_tokenizer: of these, steps with ids that do not spell their text here, so it was encoded.
-        differing: of these, steps with sampled ids, and a text that would have been encoded to others.
-    """
-
-    steps: int = 0
-    without_ids: int = 0
-    of_another_tokenizer: int = 0
-    differing: int = 0
-
-    def summary(self) -> dict[str, Any]:
-        """Return the number of steps, and shares of it in [0, 1]."""
-        steps = max(self.steps, 1)
-        return {
-            "steps": self.steps,
-            "without_ids": self.without_ids / steps,
-            "of_another_tokenizer": self.of_another_tokenizer / steps,
-            "encoded_differently": self.differing / steps,
-        }
-
-
 @dataclass(frozen=True, slots=True)
 class TokenPairs:
     """Pairs as token ids, without pairs that are too long, and their source."""
@@ -105,7 +80,7 @@ class TokenPairs:
     source: str  # the data, as it was named
     checksum: str  # changes with any row of the source, whether it is in a sample or not
     card: PolicyCard | None  # how the policy was prompted, if the data comes from a known run
-    encoded: Encoded  # how many steps are scored with the ids that were sampled
+    encoded: Counter[str]  # how many steps are scored with the ids that were sampled, as from `encode`
     facts: dict[str, Any]  # counts and lengths, for `training.json`
 
 
@@ -150,15 +125,13 @@ def tokenise(
     if str(rules):
         log(f"warning: {rules}; all are trained on")
     pairs, encoded = encode([*train, *test], chat)
-    if problem_count := encoded.without_ids + encoded.of_another_tokenizer:
-        log(
-            f"{problem_count} of {encoded.steps} steps have no sampled token ids of this tokenizer: "
-            "their text is encoded"
-        )
-    if shared_prompts := len(rules.shared_texts):
-        log(f"{shared_prompts} prompts are in both splits: held-out metrics are not of unseen prompts")
+    step_count = encoded["steps"]
+    if problem_count := encoded["without_ids"] + encoded["of_another_tokenizer"]:
+        log(f"{problem_count} of {step_count} steps have no sampled token ids of this tokenizer: their text is encoded")
     splits = {"train": pairs[: len(train)], "test": pairs[len(train) :]}
     kept, lengths = fit(splits, settings, context=context, log=log, noun=noun)
+    # Shares in [0, 1] of the steps.
+    shares = {name: encoded[name] / max(step_count, 1) for name in _ENCODED}
     counts = {}
     for split, name in (("train", "train"), ("test", "held_out")):
         counts[name] = {noun: len(kept[split]), "questions": len({pair.group for pair in kept[split]})}
@@ -170,8 +143,8 @@ def tokenise(
         "kinds": kinds,
         "trajectories": preferences.trajectories,
         "contradictory": rules.summary(),
-        "token_ids": encoded.summary(),
-        "lengths": {**lengths, "shared_prompts": shared_prompts},
+        "token_ids": {"steps": step_count, **shares},
+        "lengths": lengths,
     }
     return TokenPairs(kept["train"], kept["test"], source, checksum, preferences.card, encoded, facts)
 
@@ -185,13 +158,16 @@ def _sample(rows: list[CheckedRow], settings: PairSettings) -> list[CheckedRow]:
     return [row for row in rows if row.group in sampled]
 
 
-def encode(rows: Sequence[CheckedRow], chat: ChatTemplate) -> tuple[list[Pair], Encoded]:
+def encode(rows: Sequence[CheckedRow], chat: ChatTemplate) -> tuple[list[Pair], Counter[str]]:
     """Return token ids of every row, in order, and counts.
 
     A step is the sampled ids, and its prompt the ids that the policy read (`ChatTemplate.token_ids`). Ids that
     do not spell the step's text are another tokenizer's: then, and without ids, its text is encoded by itself, and one
     end-of-turn token follows if the policy wrote one. Rows with unknown ends are tokenised
     as TRL 1.16's DPOTrainer does: the whole turn with the template's own end, or the text and the EOS token.
+
+    The counts are of `steps` with a known end, in every pair that has them; and of these, steps `without_ids`, steps
+    `of_another_tokenizer`, and steps that would have been `encoded_differently` than they were sampled.
 
     Raises:
         DataError: the chat template refuses a row, or a completion has nothing left to score.
@@ -206,7 +182,7 @@ class _Encoder:
 
     def __init__(self, chat: ChatTemplate) -> None:
         self.chat = chat
-        self.counts = Encoded()
+        self.counts = Counter[str]()
         # One object per id: a tokenizer makes a new one for every token, which takes four times the memory.
         self._shared_ids: dict[int, int] = {}
         self._prompt_ids: dict[Prompt, Ids] = {}
@@ -239,10 +215,13 @@ class _Encoder:
         if step.end == "turn":
             by_text = (*by_text, self.chat.end_of_turn)
         sampled = self._spelled(step.text, step.token_ids)
-        self.counts.steps += 1
-        self.counts.without_ids += step.token_ids is None
-        self.counts.of_another_tokenizer += sampled is None and step.token_ids is not None
-        self.counts.differing += sampled is not None and sampled != by_text
+        self.counts["steps"] += 1
+        if step.token_ids is None:
+            self.counts["without_ids"] += 1
+        elif sampled is None:
+            self.counts["of_another_tokenizer"] += 1
+        elif sampled != by_text:
+            self.counts["encoded_differently"] += 1
         return Segment(prompt_ids, sampled or by_text)
 
     def _prompt(self, place: str, prompt: Prompt) -> Ids:

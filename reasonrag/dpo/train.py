@@ -51,11 +51,6 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
     # Model, folder and TRL's arguments. A mistake in them is an error before anything is read.
     run = TrainingRun("dpo", settings, out, log=log)
     run.prepare(DPOConfig, loss_type=loss_types, precompute_ref_log_probs=settings.reference == "precomputed")
-    if settings.reference == "adapter_off" and run.source.is_adapter:
-        raise ConfigError(
-            f"{settings.model} is an adapter, so the reference is a frozen copy of it, not the model below; "
-            "take reference auto, or merge the adapter first"
-        )
 
     def read() -> TrainingData:
         # A run's folder, a file or a Hub data set -> checked rows -> ids: those that the policy read and sampled.

@@ -94,6 +94,7 @@ _FIXED_ARGUMENTS = frozenset(
     (
         *("output_dir", "max_length", "save_total_limit", "warmup_steps", "warmup_ratio", "use_cpu"),
         *("resume_from_checkpoint", "push_to_hub", "hub_token", "padding_free", "packing"),
+        "load_best_model_at_end",
     )
 )
 # Counted from the start of a process, so wrong after a resume; `num_input_tokens_seen` and `seconds` are of the run.
@@ -163,17 +164,14 @@ def written_files(out: Path) -> dict[str, list[int | str]]:
     return checksums(out, [*model_files(out), *model_files(out / MERGED)], sync=True)
 
 
-def check_trained(out: Path, *, merged: bool = True) -> int:
+def check_trained(out: Path) -> int:
     """Return how many files of a trained model `training.json` names, if it names any; all are as written.
-
-    Without `merged`, the files of an adapter that was merged into its model may differ.
 
     Raises:
         RunError: a file differs, or `training.json` cannot be read.
     """
     files = require_json(out / SUMMARY, "copy it again").get("files") or {}
-    checked = {name: entry for name, entry in files.items() if merged or not name.startswith(MERGED)}
-    if problem := damage(out, checked):
+    if problem := damage(out, files):
         raise RunError(
             f"{out} was finished, and since then {problem}; bring that back, or delete {SUMMARY}: the same "
             "command then writes the model again from its last checkpoint. If you changed it yourself, remove "
@@ -356,9 +354,6 @@ class TrainingRun(Generic[S]):
             self.log = lambda line: None
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(warnings.catch_warnings())
-        # Names that transformers is about to drop; TRL 1.16 uses them to support older versions.
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
         self._stack.enter_context(explain_full_disk(self.out))
         return self
 
@@ -415,7 +410,7 @@ class TrainingRun(Generic[S]):
         (self.out / CHECKPOINTS).mkdir(exist_ok=True)
         folder.check_same(self._identity, defaults)
         if (summary := finished(self.out)) is not None:
-            check_trained(self.out, merged=False)
+            check_trained(self.out)
             folder.bind(settings, summary["identity"])  # files that were cut since then are mended
             self.log("this training run is already finished")
             self._merge_adapter()
@@ -451,8 +446,6 @@ class TrainingRun(Generic[S]):
 
         settings, arguments = self.settings, self.arguments
         if test is None:
-            if arguments.load_best_model_at_end:
-                raise ConfigError("load_best_model_at_end needs held-out questions, and the data has none")
             arguments.eval_strategy = type(arguments.eval_strategy)("no")
         model = load_weights(self.source, settings)
         stop_at_end_of_turn(model, self.chat)
@@ -516,7 +509,7 @@ class TrainingRun(Generic[S]):
         """Compute the held-out metrics of the weights that are kept, unless the last step was evaluated anyway."""
         history = trainer.state.log_history
         evaluated = any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history)
-        if trainer.eval_dataset is not None and (not evaluated or self.arguments.load_best_model_at_end):
+        if trainer.eval_dataset is not None and not evaluated:
             trainer.evaluate()
 
     def save(self, trainer: Any, **more: Any) -> None:
@@ -604,18 +597,14 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
     }
     arguments = {name: value for name, value in arguments.items() if name in known}
     for name, value in settings.trainer.items():
-        if name in _FIXED_ARGUMENTS:
-            raise ConfigError(f"trainer.{name} cannot be set: it is fixed, or has a flag; see --help-all")
-        if name in own or name in type(settings).model_fields:
-            raise ConfigError(f"trainer.{name} has its own setting; set {name} outside of trainer")
+        if name in _FIXED_ARGUMENTS or name in own or name in type(settings).model_fields:
+            raise ConfigError(f"trainer.{name} cannot be set: it is fixed, or has a setting of its own; see --help-all")
         if name not in known:
             raise ConfigError(f"trainer.{name} is unknown to {config.__name__}{nearest(name, sorted(known))}")
         if name != MODEL_INIT:
             arguments[name] = value
     try:
-        with warnings.catch_warnings():  # deprecated names that the older supported versions still need
-            warnings.simplefilter("ignore", FutureWarning)
-            return config(**arguments)
+        return config(**arguments)
     except (ValueError, TypeError, KeyError, ImportError) as error:
         raise ConfigError("TRL refuses these settings", quoting=error) from error
 
@@ -635,10 +624,12 @@ def save_policy(trainer: Any, out: Path) -> None:
 
 
 def silence_libraries() -> None:
-    """Turn off telemetry and library hints, and progress bars without a terminal."""
+    """Turn off telemetry and hints of libraries, and progress bars without a terminal."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Names that transformers is about to drop; TRL 1.16 uses them to support older versions.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
     import datasets
     from huggingface_hub import constants
     from transformers.utils import logging

@@ -76,20 +76,12 @@ class DPOSettings(PairSettings):
     loss_type: str = setting(
         "sigmoid", "loss function, by its name in TRL. Several such as sigmoid,sft are added up", "--loss-type"
     )
-    reference: Literal["auto", "adapter_off", "frozen", "precomputed"] = execution(
+    reference: Literal["auto", "frozen", "precomputed"] = execution(
         "auto",
-        "reference model: the adapter switched off, a frozen copy, or precomputed "
-        "log-probabilities; auto: adapter_off, or frozen if all weights are trained",
+        "reference model: a frozen copy, or precomputed log-probabilities; auto: the model without its adapter, or a "
+        "frozen copy if all weights are trained",
         "--reference",
     )
-
-    @model_validator(mode="after")
-    def _no_contradiction(self) -> DPOSettings:
-        if self.reference == "adapter_off" and self.method == "full":
-            raise ValueError(
-                "reference adapter_off needs an adapter; use --method lora, or a frozen or precomputed one"
-            )
-        return self
 
 
 class SFTSettings(PairSettings):

@@ -30,7 +30,7 @@ STEPS = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "extractive"
-    flags = ("--preset", "demo", "--policy", "extractive", "--limit", "12", "--iterations", "6", "--max-turns", "6")
+    flags = ("--preset", "demo", "--policy", "extractive", "--limit", "12", "--iterations", "4", "--max-turns", "6")
     product.build(*flags, "--out", out)
     return out
 

@@ -317,7 +317,6 @@ def test_an_empty_file_is_refused(tmp_path, chat):
         ),
         (step(chosen_end="eos"), "chosen.end: Input should be 'stop', 'turn' or 'length'"),
         (step(chosen=says("a") * 2), "chosen is not one message of the assistant"),
-        ({"prompt": "a", "chosen": "b", "rejected": "c", "chosen_end": "stop"}, "go with lists of messages"),
         (step(rejected=says("")), None),  # the policy ended its turn at once: its end token is scored
         (step(chosen=says("")), "no token of its chosen side can be scored"),
         (step(chosen_token_ids=[1, -1]), "chosen.token_ids: Input should be greater"),
@@ -348,9 +347,3 @@ def test_a_question_in_both_splits_is_refused_with_its_id(tmp_path, chat):
     write_parquet(tmp_path / "train-00000-of-00001.parquet", [step(1), step(2), step(3)], pair_schema())
     write_parquet(tmp_path / "test-00000-of-00001.parquet", [step(3), step(2)], pair_schema())
     refused(tmp_path, chat, "2 questions are in both splits, the first is '2' of 'toy'")
-
-
-def test_a_prompt_in_both_splits_of_rows_without_ids_is_reported(tmp_path, chat):
-    foreign(tmp_path / "train.parquet", plain(1), plain(2))
-    foreign(tmp_path / "test.parquet", plain(2), plain(3))
-    assert opened(tmp_path, chat).facts["lengths"]["shared_prompts"] == 1

@@ -109,9 +109,9 @@ def test_sampled_ids_are_scored_if_they_spell_the_step_and_end_as_the_policy_end
         ((pair,), counts) = encode([row(sides)], chat)
         assert pair.chosen[0].completion_ids == expected
         text_is_encoded = expected == chat.encode(QUERY)
-        assert counts.differing == (not text_is_encoded)
-        assert counts.of_another_tokenizer == (text_is_encoded and ids is not None)
-        assert counts.without_ids == 1 + (ids is None)
+        assert counts["encoded_differently"] == (not text_is_encoded)
+        assert counts["of_another_tokenizer"] == (text_is_encoded and ids is not None)
+        assert counts["without_ids"] == 1 + (ids is None)
 
 
 def test_a_special_token_spelled_out_in_a_step_is_ordinary_text(chat):

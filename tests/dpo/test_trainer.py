@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 
 import pytest
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.dpo.token_rows import Encoded, TokenPairs
+from reasonrag.dpo.token_rows import TokenPairs
 from reasonrag.dpo.train import LOSS_TYPES, StepDPOTrainer, pair_rows
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import LoraSettings
@@ -37,7 +38,7 @@ def one_thread():
 
 
 def examples(pairs, test=()):
-    return TokenPairs(list(pairs), list(test), "toy", "c", None, Encoded(), {})
+    return TokenPairs(list(pairs), list(test), "toy", "c", None, Counter(), {})
 
 
 def rows_of(pairs):
