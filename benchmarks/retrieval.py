@@ -7,8 +7,7 @@ a passage. The index is kept in `build/benchmarks`, because building it takes lo
 library alone: its tokenizer and `BM25.retrieve`, in batches of 64, which finds rows and reads no passage. Its numba
 backend, which is the measure, needs numba (`make bench` installs it beside the environment). In each round all ways
 take turns; figures are medians over rounds. A server's CPU time is that of its process. Clients compare each answer
-with what the search in process finds. The floor of HTTP is uvicorn with an application that sends an answer of the same
-size at once.
+with what the search in process finds.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import asyncio
 import contextlib
 import importlib.util
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -41,11 +39,7 @@ from reasonrag.storage.files import read_json, write_json
 MIB = 1 << 20
 TOP_K, BATCH, ROUNDS, QUERIES = 3, 64, 3, 512
 NUMBA = "bm25s, numba backend, batches of 64"
-NUMBA_APART = "bm25s, numba backend, one by one, 1 ms apart"
 NUMPY = "bm25s, numpy backend, batches of 64"
-# As requests of one client come: the caches of the processor have forgotten the index and the code meanwhile.
-APART = "in process, one by one, 1 ms apart"
-APART_S = 0.001
 ALONE = "one client, one query a request"
 # Clients and queries a request, and requests in a round.
 LOADS = {
@@ -127,28 +121,6 @@ def serve(folder: Path) -> None:
     sys.exit(serve_until_signal(BM25Retriever(IndexFolder(folder)), ServeSettings(port=0)))
 
 
-def echo(folder: Path) -> None:
-    """Serve an answer of the right size, at once."""
-    import uvicorn
-
-    short, long = ((folder / name).read_bytes() for name in ("answer-1.json", "answer-64.json"))
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        asked, more = 0, True
-        while more:
-            message = await receive()
-            asked, more = asked + len(message.get("body", b"")), message.get("more_body", False)
-        body = long if asked > 2000 else short
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        print(f"listening on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-        uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_config=None)).run(sockets=[listener])
-
-
 class Server:
     """A process that serves, the load on it, and what it takes."""
 
@@ -167,7 +139,7 @@ class Server:
         """Resident memory without the files that it maps."""
         return memory_bytes("RssAnon", self._child.pid) / MIB
 
-    async def load(self, queries: list[str], expected: list[Ranking] | None, load: tuple[int, int, int]) -> list[float]:
+    async def load(self, queries: list[str], expected: list[Ranking], load: tuple[int, int, int]) -> list[float]:
         """Ask; return the seconds of each request. Answers are compared with what is expected."""
         clients, size, requests = load
         numbers, seconds = iter(range(requests)), []
@@ -180,9 +152,8 @@ class Server:
                 async with session.post(f"{self._url}/retrieve", json=asked) as response:
                     body = await response.read()
                 seconds.append(time.perf_counter() - started)
-                if expected is not None:
-                    self.wrong += json.loads(body) != {"result": [expected[row] for row in rows]}
-                    self.asked += 1
+                self.wrong += json.loads(body) != {"result": [expected[row] for row in rows]}
+                self.asked += 1
 
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             await asyncio.gather(*(client() for _ in range(clients)))
@@ -217,12 +188,10 @@ def library(folder: Path, backend: str) -> Callable[[list[str]], object]:
     return search
 
 
-def cpu_ms(search: Callable[[list[str]], object], queries: list[str], size: int, apart_s: float) -> float:
+def cpu_ms(search: Callable[[list[str]], object], queries: list[str], size: int) -> float:
     """CPU milliseconds of this process a query, in batches."""
     started = time.process_time()
     for begin in range(0, len(queries), size):
-        if apart_s:
-            time.sleep(apart_s)
         search(queries[begin : begin + size])
     return 1000 * (time.process_time() - started) / len(queries)
 
@@ -239,35 +208,26 @@ def measure(folder: Path, table: Table) -> None:
         return [[{"document": {"id": p.id, "contents": p.contents}, "score": p.score} for p in r] for r in rankings]
 
     expected = ours(queries)
-    for size in (1, BATCH):
-        (folder / f"answer-{size}.json").write_text(json.dumps({"result": expected[:size]}))
     has_numba = importlib.util.find_spec("numba") is not None
-    in_process: dict[str, tuple[Callable[[list[str]], object], int, int, float]] = {
-        NUMPY: (library(folder, "numpy"), BATCH, BATCH // 2, 0),
-        "in process, batches of 64": (ours, BATCH, QUERIES, 0),
-        "in process, one by one": (ours, 1, QUERIES, 0),
-        APART: (ours, 1, QUERIES // 4, APART_S),
+    in_process: dict[str, tuple[Callable[[list[str]], object], int, int]] = {
+        NUMPY: (library(folder, "numpy"), BATCH, BATCH // 2),
+        "in process, batches of 64": (ours, BATCH, QUERIES),
+        "in process, one by one": (ours, 1, QUERIES),
     }
     if has_numba:
-        numba = library(folder, "numba")
-        in_process[NUMBA] = numba, BATCH, QUERIES, 0
-        in_process[NUMBA_APART] = numba, 1, QUERIES // 4, APART_S
+        in_process[NUMBA] = library(folder, "numba"), BATCH, QUERIES
     found: dict[str, list[float]] = {}
     latency: dict[str, list[float]] = {}
-    with contextlib.ExitStack() as stack:
-        server, floor = Server("serve", folder), Server("echo", folder)
-        stack.callback(server.close)
-        stack.callback(floor.close)
+    with contextlib.closing(Server("serve", folder)) as server:
         for _ in range(ROUNDS):
-            for name, (search, size, count, apart_s) in in_process.items():
-                found.setdefault(name, []).append(cpu_ms(search, queries[:count], size, apart_s))
-            for kind, asked, answers in (("server", server, expected), ("HTTP alone", floor, None)):
-                for load, numbers in LOADS.items():
-                    before = asked.cpu_s()
-                    seconds = loop.run_until_complete(asked.load(queries, answers, numbers))
-                    spent = 1000 * (asked.cpu_s() - before) / (numbers[1] * numbers[2])
-                    found.setdefault(f"{kind}, {load}", []).append(spent)
-                    latency.setdefault(f"{kind}, {load}", []).extend(seconds)
+            for name, (search, size, count) in in_process.items():
+                found.setdefault(name, []).append(cpu_ms(search, queries[:count], size))
+            for load, numbers in LOADS.items():
+                before = server.cpu_s()
+                seconds = loop.run_until_complete(server.load(queries, expected, numbers))
+                spent = 1000 * (server.cpu_s() - before) / (numbers[1] * numbers[2])
+                found.setdefault(f"server, {load}", []).append(spent)
+                latency.setdefault(f"server, {load}", []).extend(seconds)
         rows(table, found, latency, has_numba)
         table.row("wrong answers of the server", server.wrong, f"of {server.asked:,}", limit="== 0")
         table.row("memory of the server, without mapped files", server.memory_mib(), "MiB")
@@ -280,15 +240,6 @@ def rows(table: Table, found: dict[str, list[float]], latency: dict[str, list[fl
     for name in ("in process, batches of 64", *(f"server, {load}" for load in LOADS)):
         ratio = median(a / b for a, b in zip(found[NUMBA], found[name], strict=True)) if has_numba else None
         table.row(f"{name}, to bm25s with numba", ratio, "of its rate", limit=">= 0.7")
-    if has_numba:
-        possible = zip(found[NUMBA_APART], found[f"HTTP alone, {ALONE}"], found[f"server, {ALONE}"], strict=True)
-        ratio = median((search + http) / whole for search, http, whole in possible)
-        table.row(f"server, {ALONE}, to numba 1 ms apart and HTTP alone", ratio, "of their rate", limit=">= 0.7")
-    for load in LOADS:
-        searched = found[APART if load == ALONE else "in process, batches of 64"]
-        possible = zip(searched, found[f"HTTP alone, {load}"], found[f"server, {load}"], strict=True)
-        ratio = median((search + http) / whole for search, http, whole in possible)
-        table.row(f"server, {load}, to search and HTTP alone", ratio, "of their rate")
     for load in ("64 clients, one query a request", ALONE):
         table.row(f"server, {load}, median wait", 1000 * median(latency[f"server, {load}"]), "ms")
 
@@ -297,11 +248,11 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--passages", type=int, default=200_000)
     parser.add_argument("--rebuild", action="store_true", help="build the index anew")
-    parser.add_argument("--stage", choices=["build", "serve", "echo"], help=argparse.SUPPRESS)
+    parser.add_argument("--stage", choices=["build", "serve"], help=argparse.SUPPRESS)
     parser.add_argument("folder", nargs="?", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.stage:
-        {"build": build, "serve": serve, "echo": echo}[given.stage](given.folder)
+        {"build": build, "serve": serve}[given.stage](given.folder)
         return
     sys.path.append(str(ROOT / "build" / "benchmarks" / "numba"))
     importlib.reload(bm25s)  # it looks for numba when it is imported, which reasonrag did
