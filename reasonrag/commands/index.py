@@ -35,7 +35,7 @@ _MOST_PASSAGES = 1000
 
 
 # How an index is searched: the fields of `RetrievalConfig`, by their own names.
-_RETRIEVAL = ("kind", "encoder", "device")
+_RETRIEVAL = ("kind", "encoder", "device", "gpu")
 _open_options = together(
     settings("Config", *(f"retrieval.{name}" for name in _RETRIEVAL), show_keys=False),
     click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),

@@ -62,6 +62,7 @@ class RetrievalConfig(Section):
     encoder: str | None = execution(
         None, "sentence-transformers model that encodes passages and queries: a Hub id or a folder", "--encoder"
     )
+    gpu: bool = execution(False, "search the vectors of an index on all GPUs", "--gpu")
     device: str | None = execution(None, "device of the encoder, for example cpu, cuda or cuda:1", "--device")
     url: tuple[str, ...] = execution(
         (), "URL of a retrieval server that speaks POST /retrieve, or of that of --retriever", "--retriever-url"

@@ -227,6 +227,23 @@ class VectorSearch:
         self.effort = effort
         load_faiss().extract_index_ivf(self._index).nprobe = effort
 
+    def to_gpus(self) -> None:
+        """Search on all GPUs from now on, a share of the vectors on each, with the effort that is set.
+
+        Raises:
+            ConfigError: faiss finds no GPU.
+        """
+        faiss = load_faiss()
+        if faiss.get_num_gpus() == 0:
+            raise ConfigError("faiss finds no GPU; pip install 'reasonrag[gpu]' has GPU support, or leave out gpu")
+        if self._index is None:
+            self._index = faiss.IndexFlatIP(self.embeddings.dims)
+            for _, block in self.embeddings.blocks():
+                self._index.add(block)
+        options = faiss.GpuMultipleClonerOptions()
+        options.shard = True
+        self._index = faiss.index_cpu_to_all_gpus(self._index, co=options)
+
     def search(self, queries: Vectors, top_k: int) -> tuple[Vectors, Rows]:
         """Return `[n, top_k]` cosines and rows, best first, filled up with row -1 if the index holds fewer."""
         queries = np.ascontiguousarray(queries, np.float32)
@@ -375,12 +392,14 @@ def recall_at_10(approximate: tuple[Vectors, Rows], exact: tuple[Vectors, Rows])
     return float(min(hits / (exact_rows >= 0).sum(), 1.0))
 
 
-def open_vectors(index: IndexFolder) -> VectorSearch:
+def open_vectors(index: IndexFolder, *, gpu: bool = False) -> VectorSearch:
     """Open the search over an index's vectors: FAISS if the part `vectors` exists, else exact over the embeddings.
+
+    `gpu` copies the vectors to all GPUs and searches there.
 
     Raises:
         DataError: the embeddings are missing, or a file is missing or damaged.
-        ConfigError: faiss is not installed.
+        ConfigError: faiss is not installed, or finds no GPU.
     """
     search = VectorSearch(Embeddings(index))
     if index.manifest("vectors") is not None:
@@ -388,6 +407,8 @@ def open_vectors(index: IndexFolder) -> VectorSearch:
         refine = int(manifest.plan.settings["refine"])
         search = VectorSearch(search.embeddings, _read_index(index.part("vectors")), refine=refine)
         search.set_effort(manifest.counts["effort"])
+    if gpu:
+        search.to_gpus()
     return search
 
 
@@ -435,10 +456,11 @@ class DenseRetriever(LocalRetriever):
         index: IndexFolder,
         encoder: TextEncoder | str | None = None,
         *,
+        gpu: bool = False,
         device: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        """Open the vectors and, on `device`, the encoder.
+        """Open the vectors (on all GPUs if `gpu` is set) and, on `device`, the encoder.
 
         `encoder` is an open encoder, or its location; None takes its location when the index was built, or the Hub.
 
@@ -449,7 +471,7 @@ class DenseRetriever(LocalRetriever):
         passages = index.verify("passages")
         # A query that another encoder encoded would find arbitrary passages, without an error.
         identity, location = encoder_of(index)
-        self._vectors = open_vectors(index)
+        self._vectors = open_vectors(index, gpu=gpu)
         if encoder is None or isinstance(encoder, str):
             encoder = _open_encoder(index, identity, encoder or location, device, trust_remote_code)
         if problem := differences(identity, encoder.identity):
@@ -461,7 +483,7 @@ class DenseRetriever(LocalRetriever):
         searched = index.manifest("vectors") or index.need("embeddings")
         # By content, so that the same passages have the same fingerprint under any file name.
         decisive = [passages.files[PASSAGES], dict(searched.files), dict(searched.counts), dict(identity)]
-        # One thread, because the encoder uses all cores.
+        # One thread, because FAISS on GPUs allows no second one, and the encoder uses all cores.
         super().__init__(PassageStore(index), identity=decisive)
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:

@@ -22,8 +22,8 @@ _K = 60
 def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> Retriever:
     """Open the index in the folder `config.index`, checked and ready.
 
-    The `kind` None is the best that the index has; `encoder` and `device` set how it is searched. Neither is needed for
-    an index that was built on this machine.
+    The `kind` None is the best that the index has; `encoder`, `device` and `gpu` set how it is searched. None of them
+    is needed for an index that was built on this machine.
 
     Raises:
         DataError: the index is missing, or one of its files is missing or damaged.
@@ -46,7 +46,9 @@ def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> R
         from reasonrag.retrieval.dense import DenseRetriever
 
         retrievers.append(
-            DenseRetriever(index, config.encoder, device=config.device, trust_remote_code=trust_remote_code)
+            DenseRetriever(
+                index, config.encoder, gpu=config.gpu, device=config.device, trust_remote_code=trust_remote_code
+            )
         )
     return HybridRetriever(retrievers) if len(retrievers) > 1 else retrievers[0]
 

@@ -272,3 +272,18 @@ def test_a_kind_that_does_not_fit_is_refused():
     assert choose(21_000_000, 768, GIB, kind="flat").kind == "flat"
     with pytest.raises(ConfigError, match="ivf-pq learns its codes from 9984 passages or more, not 500"):
         choose(500, 384, GIB, kind="ivf-pq")
+
+
+@pytest.mark.skipif(hasattr(faiss, "StandardGpuResources"), reason="this faiss searches on GPUs")
+def test_gpus_without_a_faiss_for_them_are_one_clear_line(index):
+    with pytest.raises(ConfigError, match="no GPU; pip install"):
+        open_vectors(index, gpu=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not hasattr(faiss, "StandardGpuResources"), reason="this faiss has no GPU support")
+@pytest.mark.parametrize("kind", ["flat", "ivf-sq8", "ivf-pq"])
+def test_gpus_find_what_the_cpu_finds(index, kind):
+    build(index, {"flat": VectorSettings("flat"), **SETTINGS}[kind])
+    results, expected = (open_vectors(index, gpu=gpu).search(QUERIES, 10) for gpu in (True, False))
+    assert recall_at_10(results, expected) > 0.98
