@@ -71,7 +71,6 @@ class ChatTemplate:
             ConfigError: the folder or model does not exist, or has no chat template; or `template` cannot be read, or
                 ends a turn with a token that the model does not have.
         """
-        check_chat_template(path_or_name, template)
         from transformers import AutoTokenizer
 
         with loading(path_or_name):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.calls import Slots
 from reasonrag.core.config import ModelConfig
-from reasonrag.core.errors import ConfigError, LLMError, RunError, is_out_of_memory
+from reasonrag.core.errors import LLMError, RunError, is_out_of_memory
 from reasonrag.core.event_loop import CLOSE_S, beat
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import Completion, FinishReason, Prompt
@@ -139,8 +139,6 @@ class TransformersLLM:
             model.train(training)
 
     def _start(self, chat: ChatTemplate, name: str, batch_size: int) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size has to be at least 1, not {batch_size}")
         self.name = name
         self.chat = chat
         self.model = None
@@ -434,8 +432,6 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM
 
-    if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16 or float16")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cpu":
         require_memory(

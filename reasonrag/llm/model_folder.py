@@ -7,7 +7,7 @@ import json
 from contextlib import suppress
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from reasonrag.core.config import POLICY_CARD
 from reasonrag.core.errors import ConfigError, DataError
@@ -153,21 +153,8 @@ def _is_finite(tensor: Any) -> bool:
     return bool(torch.isfinite(torch.stack(torch.aminmax(comparable.detach()))).all())
 
 
-class Weights(NamedTuple):
-    """The sizes of a model's weights in its files."""
-
-    parameters: int
-    bytes: int
-
-    def bytes_as(self, dtype: str | None) -> int:
-        """Return the bytes in memory as `float32`, `bfloat16`, ...; as in the files if None."""
-        if dtype is None:
-            return self.bytes
-        return self.parameters * (4 if dtype == "float32" else 8 if dtype == "float64" else 2)
-
-
-def weights_of(path_or_name: str, revision: str | None = None) -> Weights | None:
-    """Return the sizes of a folder's weights, or of a cached Hub model's; None if they are not known.
+def weights_of(path_or_name: str, revision: str | None = None) -> tuple[int, int]:
+    """Return the number of a folder's weights, or of a cached Hub model's, and their bytes; zeros if not known.
 
     Only the headers of the safetensors files are read.
     """
@@ -184,8 +171,8 @@ def weights_of(path_or_name: str, revision: str | None = None) -> Weights | None
                 parameters += prod(tensor["shape"])
                 size += end - begin
         except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
-            return None  # loading the model reports the problem
-    return Weights(parameters, size) if size else None
+            return 0, 0  # loading the model reports the problem
+    return parameters, size
 
 
 def free_memory() -> int | None:
@@ -217,13 +204,13 @@ def require_memory(
     Raises:
         ConfigError: the model does not fit; names the memory that it needs, the free memory and the `remedy`.
     """
-    weights, free = weights_of(path_or_name, revision), free_memory()
-    if weights is None or free is None:
-        return
-    needed = copies * weights.bytes_as(dtype)
-    if needed > free:
+    (parameters, size), free = weights_of(path_or_name, revision), free_memory()
+    if dtype is not None:
+        size = parameters * (4 if dtype == "float32" else 2)
+    needed = copies * size
+    if free is not None and needed > free:
         raise ConfigError(
-            f"{path_or_name}: it takes at least {needed / 1e9:,.1f} GB of memory ({weights.parameters / 1e9:,.2f} "
+            f"{path_or_name}: it takes at least {needed / 1e9:,.1f} GB of memory ({parameters / 1e9:,.2f} "
             f"billion parameters), and {free / 1e9:,.1f} GB are free; take {remedy}"
         )
 

@@ -349,11 +349,9 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
     """
     summary = read_json(path / "run.json")
     if summary is None:
-        finished = len(list(path.glob("shards/*/run.json")))
-        shards = f" ({finished} of {len(list(path.glob('shards/*')))} shards have)" if finished else ""
         raise RunError(
-            f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished{shards}, "
-            "or it is damaged; the same build-tree command finishes it"
+            f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished, or it is "
+            "damaged; the same build-tree command finishes it"
         )
     read_config(path, "the same build-tree command")
     return load_config(file=path / CONFIG, overrides=overrides), summary
