@@ -22,14 +22,8 @@ _FORMS = ("trl", "llamafactory", "verl", "search-r1", "jsonl", "flashrag")
 @command()
 @click.argument("folder", type=PATH)
 @out("A folder (default: FOLDER/report).", required=False)
-@click.option(
-    "--question",
-    "questions",
-    multiple=True,
-    help="Id of a question (repeatable; in a run of more than 500 it gets a page in addition to the sample).",
-)
 @click.option("--open", "in_browser", is_flag=True, help="Open the first page in a browser.")
-def report(folder: Path, out: Path | None, questions: tuple[str, ...], in_browser: bool) -> None:
+def report(folder: Path, out: Path | None, in_browser: bool) -> None:
     """Write HTML pages about a run, a training run or an evaluation. They open from disk.
 
     \b
@@ -44,7 +38,7 @@ def report(folder: Path, out: Path | None, questions: tuple[str, ...], in_browse
 
     from reasonrag.report import write_report
 
-    page = write_report(folder, out, questions=questions)
+    page = write_report(folder, out)
     print(printable(f"report: {page}"))
     if in_browser:
         webbrowser.open(page.resolve().as_uri())

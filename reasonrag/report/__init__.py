@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 
 from reasonrag.core.errors import RunError
@@ -10,28 +9,30 @@ from reasonrag.report.attempt_pages import write_evaluation_pages, write_trainin
 from reasonrag.report.run_pages import write_run_pages
 
 # By the file that each kind of folder has once it is finished.
-_WRITERS = {"training.json": write_training_pages, "metrics.json": write_evaluation_pages}
+_WRITERS = {
+    "run.json": write_run_pages,
+    "training.json": write_training_pages,
+    "metrics.json": write_evaluation_pages,
+}
 
 
-def write_report(path: Path, out: Path | None = None, *, questions: Collection[str] = ()) -> Path:
+def write_report(path: Path, out: Path | None = None) -> Path:
     """Write the pages of a finished folder; return the path of the first page.
+
+    A run of more than 500 questions has pages of at most 500, evenly spaced; its metrics are of all.
 
     Args:
         path: folder of a finished run, training run or evaluation.
         out: folder for the pages (default: PATH/report). An earlier report there is replaced.
-        questions: ids of questions of a run that get a page in any case. A run of more than 500 questions has pages of
-            at most 500, evenly spaced; its metrics are of all.
 
     Raises:
         RunError: `path` holds nothing finished, `out` holds other files, or the pages cannot be written.
-        DataError: tables are damaged, or a question is unknown.
+        DataError: tables are damaged.
     """
     out = out or path / "report"
     try:
-        if (path / "run.json").is_file():
-            return write_run_pages(path, out, questions=questions)
         for name, write in _WRITERS.items():
-            if (path / name).is_file() and not questions:
+            if (path / name).is_file():
                 return write(path, out)
     except OSError as error:
         raise RunError(
@@ -39,6 +40,6 @@ def write_report(path: Path, out: Path | None = None, *, questions: Collection[s
             "for --out"
         ) from error
     raise RunError(
-        f"{path} has no {' or '.join(('run.json', *_WRITERS))}: it is not the folder of a run, a training run or an "
-        "evaluation, or its command has not finished; --question is for a run alone"
+        f"{path} has no {' or '.join(_WRITERS)}: it is not the folder of a run, a training run or an "
+        "evaluation, or its command has not finished"
     )

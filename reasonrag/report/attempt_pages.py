@@ -6,7 +6,6 @@ page: their scores, and two of them step by step.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,7 +18,6 @@ from reasonrag.core.plots import Bar, BarChart, Panel
 from reasonrag.core.text import normalize_answer
 from reasonrag.evaluation.metrics import METRICS
 from reasonrag.evaluation.tables import bold_note, evaluation_tables, measured, points, sweep_panels
-from reasonrag.formats import FORMATS
 from reasonrag.report.site import Chart, ListRow, Page, TextPool, chart, number, open_site, reading
 from reasonrag.storage.files import require_json
 from reasonrag.storage.parquet import Row, read_parquet, read_shards
@@ -206,8 +204,6 @@ def write_training_pages(training: Path, out: Path) -> Path:
             # The components of a reward have very different scales, and cannot share an axis.
             apart = [Panel(line.label, panel.x_label, panel.y_label, (line,)) for line in panel.lines]
             charts += map(chart, [panel] if len(panel.lines) <= _MOST_LINES else apart)
-        settings = summary["settings"]
-        format_class = FORMATS.get((settings.get("format") or {}).get("name", ""))
     paths = sorted((training / "rollouts").glob("step-*.parquet"))  # of several processes step-000001-0.parquet
     rows = len(read_parquet(paths[0], rollout_schema())) if paths else 0
     every = ceil(len(paths) * rows / _MOST_TRAJECTORIES) or 1  # all steps have as many rows
@@ -216,20 +212,19 @@ def write_training_pages(training: Path, out: Path) -> Path:
         for path in paths[::every]:  # one in memory at a time
             rollouts = read_parquet(path, rollout_schema())
             for _, group in groupby(rollouts, key=lambda row: (row["step"], _question(row))):
-                yield _group_page(list(group), format_class)
+                yield _group_page(list(group))
 
     with open_site(out) as site:
         site.write_pages("attempts.html.j2", pages())
         return site.write_index("training.html.j2", charts=charts, summary=summary, every=every)
 
 
-def _group_page(group: Sequence[Row], format_class: Any) -> Page:
+def _group_page(group: Sequence[Row]) -> Page:
     """Return the page of the attempts at a question in a step, with a row of the list per attempt."""
     parts = [dict(row["parts"]) for row in group]
     components = sorted({name for part in parts for name in part})
     names = ["reward", "advantage", *components, "final answer", "stop reason", "format check", "tokens of the turn"]
     names += ["policy tokens"]
-    passages = TextPool()
     shown: list[Row] = []
     listed: list[ListRow] = []
     for place, (row, part) in enumerate(zip(group, parts, strict=True)):
@@ -239,7 +234,10 @@ def _group_page(group: Sequence[Row], format_class: Any) -> Page:
         facts = [f"set aside: {aside}" if aside else row["reward"], row["advantage"], *map(part.get, components)]
         facts += [row["answer"], ending, "well-formed" if row["well_formed"] else row["reason"]]
         facts += [row["tokens"], row["policy_tokens"]]
-        shown.append(_attempt(f"attempt {row['sample'] + 1}", facts, turn_steps(row["turn"], format_class, passages)))
+        # The whole turn as one step: its passages are in the format's tags.
+        turn = {"action": "", "content": row["turn"], "text": row["turn"], "finish_reason": "stop", "prefix": ""}
+        turn |= {"prompt": [], "continues": False, "passages": []}
+        shown.append(_attempt(f"attempt {row['sample'] + 1}", facts, [turn]))
         em = part.get("em")
         marks = {
             "right": em == 1,
@@ -252,22 +250,4 @@ def _group_page(group: Sequence[Row], format_class: Any) -> Page:
         cells += [row["golden_answers"], row["reward"], row["advantage"], em, part.get("rc"), row["policy_tokens"]]
         anchor = f"#{place},{0 if place else min(1, len(group) - 1)}"
         listed.append(ListRow([*cells, ending, aside], [mark for mark, applies in marks.items() if applies], anchor))
-    return _page(group[0], shown, names, TextPool(), passages, listed)
-
-
-def turn_steps(turn: str, format_class: Any, passages: TextPool) -> list[Row]:
-    """Split a turn into the policy's texts, each with the passages of the search that follows it.
-
-    Passages are in the format's tag directly after a search.
-    """
-    search_tag, passages_tag = getattr(format_class, "search", None), getattr(format_class, "found", None)
-    parts = [turn]
-    if search_tag and passages_tag:
-        parts = re.split(rf"(?s)(?<=</{search_tag}>)\s*<{passages_tag}>(.*?)(?:</{passages_tag}>|\Z)", turn)
-    steps = []
-    for place in range(0, len(parts), 2):  # passages stand at odd places
-        inserted = [{"id": "", "contents": text, "score": None} for text in parts[place + 1 : place + 2]]
-        text = parts[place].strip()
-        texts = {"action": "", "content": text, "text": text, "finish_reason": "stop", "prefix": ""}
-        steps.append(texts | {"prompt": [], "continues": False, "passages": passages.passages(inserted)})
-    return [step for step in steps if step["text"] or step["passages"]]
+    return _page(group[0], shown, names, TextPool(), TextPool(), listed)

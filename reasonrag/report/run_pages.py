@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from reasonrag.core.settings import dump
 from reasonrag.report.site import ListRow, Page, TextPool, open_site
-from reasonrag.report.trees import QuestionTree, RunCounts, histogram, read_trees, tree_of
+from reasonrag.report.trees import QuestionTree, RunCounts, histogram, read_trees
 from reasonrag.spre.decisions import content_of
 from reasonrag.storage.folder import read_run
 
@@ -30,19 +30,17 @@ _HISTOGRAMS = {
 }
 
 
-def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = ()) -> Path:
+def write_run_pages(run: Path, out: Path) -> Path:
     """Write the pages of a finished run into `out`, see `write_report`."""
     config, summary = read_run(run)
     counts = RunCounts(run)
-    for question_id in questions:
-        tree_of(run, question_id)  # raises if it is unknown, with the nearest ids
     # Evenly spaced: the first 500 questions of a data set may be of one kind.
     step = math.ceil(((summary.get("questions") or {}).get("finished") or 1) / _MOST_PAGES)
 
     def pages() -> Iterator[Page]:
         for place, tree in enumerate(read_trees(run)):
             counts.add(tree)
-            if place % step == 0 or tree.root["question_id"] in questions:
+            if place % step == 0:
                 yield _page(tree)
 
     with open_site(out) as site:

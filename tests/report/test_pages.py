@@ -54,17 +54,14 @@ def test_every_question_has_a_page_with_every_node_and_every_pair(run, tmp_path)
     assert (shown, nodes) == (pairs, {})
 
 
-def test_a_large_run_has_pages_of_a_sample_and_of_the_questions_that_are_named(tmp_path):
+def test_a_large_run_has_pages_of_a_sample(tmp_path):
     write_run(tmp_path, [rows(2, question_id=f"q{number}") for number in range(1_001)])
     summary = json.loads((tmp_path / "run.json").read_text())
-    for named, expected in (((), 334), (("q1", "q3"), 335)):
-        report = write_report(tmp_path, questions=named).parent
-        assert len(list((report / "questions").iterdir())) == len(listed(report)) == expected
-    assert [row[2] for row in listed(report)[:4]] == ["d q0", "d q1", "d q3", "d q6"]
+    report = write_report(tmp_path).parent
+    assert len(list((report / "questions").iterdir())) == len(listed(report)) == 334
+    assert [row[2] for row in listed(report)[:3]] == ["d q0", "d q3", "d q6"]
     page = Page(report / "index.html")
     assert "One question in 3" in page.text and f"nodes: {summary['trees']['nodes']:,}" in page.text
-    with pytest.raises(DataError, match="nearest ids"):
-        write_report(tmp_path, questions=["q1001"])
 
 
 def test_foreign_text_opens_no_element_and_runs_nothing(hostile):

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.formats import FORMATS
 from reasonrag.report import write_report
-from reasonrag.report.attempt_pages import turn_steps
-from reasonrag.report.site import TextPool
 from reasonrag.storage.parquet import read_parquet
 from reasonrag.storage.tables import rollout_schema
 from tests.report.finished import write_pair_training, write_training
@@ -73,16 +70,6 @@ def test_a_group_has_components_and_its_tokens(training):
     assert table["bonus"] == ["0.4", "0.4", "0.4", None]
     assert table["policy tokens"] == ["20", "20", "20", "20"]
     assert table["stop reason"] == ["answered", "answered", "answered, cut off", "answered"]
-
-
-def test_passages_are_apart_from_the_text_of_the_policy():
-    turn = "a</search>\n<information>b <search></information> so <information>mine</information></search>"
-    turn += "<information>cut"
-    passages = TextPool()
-    steps = turn_steps(turn, FORMATS["search_r1"], passages)
-    assert [step["text"] for step in steps] == ["a</search>", "so <information>mine</information></search>"]
-    assert [item["contents"] for item in passages.items] == ["b <search>", "cut"]
-    assert [step["text"] for step in turn_steps(turn, None, TextPool())] == [turn]
 
 
 def test_of_a_long_training_run_every_nth_file_is_shown(training, tmp_path, monkeypatch):
