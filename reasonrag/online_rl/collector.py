@@ -10,7 +10,6 @@ training run that was killed makes the same rollouts again from its last checkpo
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import time
@@ -46,8 +45,6 @@ log = structlog.get_logger()
 
 Result = TypeVar("Result")
 
-# The cause of a missing score where dynamic sampling left a group with equal rewards out.
-FLAT = "flat"
 Metrics = Mapping[str, float | None]
 
 ANSWER_METRICS = ("em", "f1", "acc", "retrievals", "steps", "forced")
@@ -166,8 +163,6 @@ class Collector:
 
     # A batch draws at most this many times its number of questions: one of a policy that solves all is never full.
     most_draws: ClassVar = 10
-    retries: ClassVar = 3  # of missing rewards before the training run stops
-    first_wait_s: ClassVar = 5.0  # before the first of them; doubled before each further one
 
     engine: Engine  # runs the policy that is trained
     reward: Reward
@@ -179,39 +174,36 @@ class Collector:
         """Make the rollouts of batch `number`, for the training step after `step`.
 
         With dynamic sampling, groups whose rewards are all equal are replaced until none is left (DAPO,
-        arXiv:2503.14476, sec. 3.2). If the guard `most_draws` ends that, the batch is short: the trajectories of the
-        groups that remain are set aside under the cause `flat`, so they weigh in no mean and no loss.
+        arXiv:2503.14476, sec. 3.2).
 
         Raises:
-            RunError: too many rewards are missing after every retry, and no value is made up for them; or dynamic
-                sampling found no group to learn from.
+            RunError: too many rewards are missing, and no value is made up for them; or dynamic sampling did not find
+                enough groups to learn from.
         """
         started = time.monotonic()
         if hasattr(self.engine.retriever, "at_step"):
             self.engine.retriever.at_step(step)
         batch = Batch(await self._groups(self.plan.questions_of(number), self.plan.slots, step, number))
-        is_settled = False
-        while not is_settled:  # rewards that arrive late can show further groups to be equal
-            if self.settings.sampling.dynamic:
-                await self._replace_flat_groups(batch, number, step)
-            was_complete = await self._complete(batch, step)
-            is_settled = was_complete or not self.settings.sampling.dynamic
-        flat_groups = [index for index, group in enumerate(batch.groups) if not has_variance(group.rewards)]
+        if self.settings.sampling.dynamic:
+            await self._replace_flat_groups(batch, number, step)
+        self._refuse_outage(batch, step)
         # Without dynamic sampling such groups stay: their advantages are 0, as in GRPO.
-        batch.flat = len(flat_groups)
-        if flat_groups and self.settings.sampling.dynamic:
-            _set_aside(batch, flat_groups, step)
+        batch.flat = sum(not has_variance(group.rewards) for group in batch.groups)
         batch.unscored = dict(Counter(s.score.cause for s in batch.samples if s.score.value is None))
         batch.seconds = time.monotonic() - started
         return batch
 
     async def _replace_flat_groups(self, batch: Batch, number: int, step: int) -> None:
         most = self.most_draws * len(self.plan.slots)
-        while batch.dropped < most:
-            flat_groups = [index for index, group in enumerate(batch.groups) if group.has_no_signal]
-            del flat_groups[most - batch.dropped :]  # no more draws than the guard allows
-            if not flat_groups:
-                return
+        while flat_groups := [index for index, group in enumerate(batch.groups) if group.has_no_signal]:
+            if batch.dropped + len(flat_groups) > most:
+                # As in verl: a short batch would weigh its few groups too much.
+                raise RunError(
+                    f"dynamic sampling replaced {batch.dropped} groups for step {step + 1}, and the rewards of "
+                    f"{len(flat_groups)} of {len(batch.groups)} are still all equal: the policy solves nearly all "
+                    "questions alike. The state before that step is kept; train on other questions, with a larger "
+                    "--group-size or another reward, or stop here"
+                )
             # The number of the round is part of the seed: one question drawn again gets other attempts.
             batch.rounds += 1
             slots = [self.plan.slots[index] for index in flat_groups]
@@ -269,53 +261,20 @@ class Collector:
             scored.append(sample)
         return scored
 
-    async def _complete(self, batch: Batch, step: int) -> bool:
-        """Score again while too many rewards are missing; return whether none were. RunError: they stay missing."""
+    def _refuse_outage(self, batch: Batch, step: int) -> None:
+        """Raise RunError if too many rewards are missing; below that, such trajectories are left out of the step."""
+        causes: Counter[str] = Counter()
+        for sample in batch.samples:
+            if sample.trajectory is None or sample.awaits_reward:
+                causes[sample.score.cause] += 1
         most = self.settings.outage.max_unscored
-        allowed = most * len(batch.samples)
-        failed = Counter(sample.score.cause for sample in batch.samples if sample.trajectory is None)
-        if failed.total() > allowed:
+        if causes.total() > most * len(batch.samples):
             raise RunError(
-                f"{failed.total()} of {len(batch.samples)} trajectories of step {step + 1} failed ({dict(failed)}), "
-                f"more than outage.max_unscored {most:g} allows; shorten prompts, passages "
-                "(retrieval.max_passage_chars, top_k) or turns, or use a model with a larger context"
+                f"{causes.total()} of {len(batch.samples)} trajectories of step {step + 1} have no reward "
+                f"({dict(causes)}), more than outage.max_unscored {most:g} allows; the state before that step is kept: "
+                "check the reward and its judge (context_overflow: shorten prompts or passages, or use a model with a "
+                "larger context), and run the same command again to resume"
             )
-        # Below the share that is allowed, the trajectories without a reward are left out of the step.
-        for attempt in range(self.retries + 1):
-            missing = Counter(sample.score.cause for sample in batch.samples if sample.awaits_reward)
-            if missing.total() <= allowed:
-                return attempt == 0
-            problem = f"{missing.total()} of {len(batch.samples)} rewards of step {step + 1} are missing "
-            problem += f"({dict(missing)})"
-            log.warning(problem)
-            if attempt < self.retries:
-                await asyncio.sleep(self.first_wait_s * 2**attempt)
-                # All at once: one call of the reward may serve several questions.
-                samples = iter(await self._scored(batch.samples, step))
-                for index, group in enumerate(batch.groups):
-                    batch.groups[index] = Group(group.question, tuple(next(samples) for _ in group.samples))
-        raise RunError(
-            f"{problem}, more than outage.max_unscored {most:g} allows, after {self.retries} "
-            "retries; the state before that step is kept: check the reward and its judge, and run the same "
-            "command again to resume"
-        )
-
-
-def _set_aside(batch: Batch, flat_groups: Sequence[int], step: int) -> None:
-    """Remove the scores of the groups at the places `flat`; RunError: all groups have equal rewards for good."""
-    if all(group.has_no_signal for group in batch.groups):
-        raise RunError(
-            f"the rewards of each of {len(flat_groups) + batch.dropped} groups of step {step + 1} are all equal, so "
-            "there is nothing to learn from: the policy solves all questions alike, or none. The state before that "
-            "step is kept; train on other questions, with a larger --group-size or another reward, or stop here"
-        )
-    log.warning("batch is short: groups with equal rewards remain", step=step + 1, groups=len(flat_groups))
-    for index in flat_groups:
-        group, samples = batch.groups[index], []
-        for sample in group.samples:
-            cause = FLAT if sample.score.value is not None else sample.score.cause
-            samples.append(replace(sample, score=Score(None, sample.score.parts, cause)))
-        batch.groups[index] = Group(group.question, tuple(samples))
 
 
 async def roll_out(engine: Engine, question: Question, seed: int) -> tuple[Trajectory | None, str]:

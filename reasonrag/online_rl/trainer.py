@@ -376,8 +376,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if is_flat and not self.was_flat and self.accelerator.is_main_process:
             log.warning(
                 "the rewards of every group are equal: there is nothing to learn from these rollouts. Take questions "
-                "that the policy solves at times, a larger --group-size or another reward, or train it on "
-                "demonstrations first (sft train --examples trajectories)",
+                "that the policy solves at times, or train it on demonstrations first (sft train)",
                 step=step + 1,
                 rewards=sorted({reward for reward in rewards if reward is not None}),
                 in_form=means.get("rollout/format_rate"),

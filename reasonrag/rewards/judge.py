@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -63,7 +62,6 @@ class JudgeService:
         self.attempts = attempts
         self.deadline_s = deadline_s
         self._in_flight: dict[tuple[str, Prompt, int], asyncio.Task[Any]] = {}
-        self._unreadable: Counter[tuple[Prompt, int]] = Counter()  # how often a question ended without a verdict
 
     async def ask(self, name: str, fields: Fields, contract: Contract[Verdict]) -> Verdict:
         """Ask for one verdict. The request depends on the arguments alone, so that it can be cached by content.
@@ -108,11 +106,9 @@ class JudgeService:
             raise JudgeError(f"judge {self.llm.name!r} ({name}) does not answer: {reason}", cause=cause) from error
 
     async def _attempt(self, name: str, prompt: Prompt, contract: Contract[Verdict], seed: int) -> Verdict:
-        # A question that is asked again after it was unreadable gets new seeds: a journal would replay the old replies.
-        first = self.attempts * self._unreadable[prompt, seed]
         system, user = prompt.messages
         reminded = replace(prompt, messages=(system, Message("user", f"{user.content}\n\n{contract.reminder}")))
-        for attempt in range(first, first + self.attempts):
+        for attempt in range(self.attempts):
             temperature = self.sampling.temperature
             if attempt >= 2:  # a greedy judge would repeat its second reply
                 temperature = max(temperature, 1.0)
@@ -121,7 +117,6 @@ class JudgeService:
             verdict = contract.read(reply.text)
             if verdict is not None:
                 return verdict
-        self._unreadable[prompt, seed] += 1
         message = f"no verdict in {self.attempts} replies of judge {self.llm.name!r} ({name})"
         raise JudgeError(message, cause="unreadable")
 

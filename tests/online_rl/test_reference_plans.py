@@ -153,19 +153,6 @@ def test_a_question_without_any_trajectory_or_verdict_failed_and_is_counted_by_c
     assert (made.causes, made.failed) == ({"http_503": 1, "unreadable": 1}, 2)
 
 
-def test_it_gives_up_where_the_judge_is_not_there(tmp_path):
-    service = judge(lambda request: LLMError("down"))
-    made, rows = planned(acting(*[(("Jaws",), RIGHT)] * 12), service, tmp_path, QUESTIONS)
-    assert (made.done, made.causes, rows) == (0, {"unreachable": made.failed}, [])
-    assert 0 < made.failed < len(QUESTIONS)
-
-
-def test_rows_are_in_the_order_of_the_questions_whoever_is_done_first(tmp_path):
-    policy = acting(*[(("Jaws",), RIGHT)] * 12)
-    _, rows = planned(policy, voting("Jaws"), tmp_path, QUESTIONS, concurrency=3)
-    assert [row["question_id"] for row in rows] == [q.id for q in QUESTIONS]
-
-
 def test_what_is_no_file_of_plans_is_refused(tmp_path):
     write_parquet(tmp_path / "trees.parquet", [], tree_schema())
     row = {"dataset": "toy", "question_id": "q0", "planner": "p", "steps": ["a"]}
@@ -284,11 +271,3 @@ def test_killed_it_goes_on_with_the_same_file_and_pays_for_nothing_that_was_kept
     plans = load_plans(out)
     assert len(plans) > 8
     assert f"{len(plans)} of {len(questions)} questions" in shown
-
-
-def test_a_judge_has_the_configured_time_for_a_verdict_with_all_its_attempts(tmp_path, capsys):
-    data = written(tmp_path / "questions.jsonl", [Question("q", "Who?", (RIGHT,))])
-    with FakeOpenAI(remote_reply) as acting, FakeOpenAI(remote_reply, latency_s=600.0) as judging:
-        config = config_of(acting.base_url, data, **{"judge.spec": judging.base_url, "judge.timeout_s": 0.3})
-        assert plan(config, tmp_path / "plans.parquet", FOUR) == 1
-    assert "without: timeout" in capsys.readouterr().out

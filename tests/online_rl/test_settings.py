@@ -93,13 +93,6 @@ def test_the_policy_brings_its_format_and_prompts_and_flags_win():
     assert settings("demo-hiprag", retrieval__top_k=2, format__name="search_r1").retrieval.top_k == 2
 
 
-def test_the_card_names_what_the_policy_was_asked_with():
-    task = tasks.open_task(settings("demo-hiprag", rollout__max_tokens=40, format__max_steps=4))
-    assert "name: hiprag" in task.card.text
-    assert "max_steps: 4" in task.card.text
-    assert "max_tokens: 40" in task.card.text
-
-
 def file(folder, name, numbers):
     rows = [{"id": str(n), "question": f"What is {n}?", "golden_answers": [str(n)]} for n in numbers]
     (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

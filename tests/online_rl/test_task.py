@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
 
 import pytest
 
@@ -12,11 +11,9 @@ from papers import PAPERS
 from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.online_rl import task as tasks
-from reasonrag.pipeline.parts import open_llm
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import plan_schema
-from tests.fakes.scripted import ScriptedLLM
-from tests.online_rl.toys import OwnReward, settings
+from tests.online_rl.toys import settings
 
 TOYS = "tests.online_rl.toys"
 ROW = {
@@ -79,13 +76,6 @@ def test_a_function_as_reward_asks_for_nothing(plans):
         tasks.open_task(settings(**named, plans=plans))
     with pytest.raises(ConfigError, match="requires solution, which reasonrag cannot give it"):
         tasks.open_task(settings(reward__name=f"python:{__name__}:with_solution"))
-
-
-def test_the_judge_is_named_as_it_is_once_it_is_open():
-    config = JudgeConfig(spec="http://127.0.0.1:1/v1", model="org/judge")
-    llm = open_llm(config.llm, "judge")
-    assert tasks.judge_name(config) == llm.name
-    asyncio.run(llm.aclose())
 
 
 def test_a_judge_in_a_folder_is_named_by_its_content(tmp_path):
@@ -157,45 +147,6 @@ def test_held_out_paragraphs_are_not_found_in_training(tmp_path):
     _, own = tasks.batched_retrievers(task)
     assert (found(own, "30 x30"), found(own, "11 x11")) == ({"T30"}, set())
     asyncio.run(task.aclose())
-
-
-class RefusingReward(OwnReward):
-    """A reward of one's own that cannot be made."""
-
-    def __init__(self, settings, parts):
-        raise ConfigError("no such thing")
-
-
-class Judge(ScriptedLLM):
-    """A judge that knows whether it is closed."""
-
-    closed = 0
-
-    async def aclose(self):
-        Judge.closed += 1
-
-
-def make_judge(config):
-    return Judge(())
-
-
-def test_what_was_opened_for_a_reward_that_cannot_be_made_is_closed(tmp_path):
-    own = {"reward__name": f"{__name__}:RefusingReward", "judge__spec": f"python:{__name__}:make_judge"}
-    wanted, journal = settings(**own), tmp_path / "judge.sqlite"
-    Judge.closed = 0
-    task, opened = tasks.open_task(wanted), AsyncExitStack()
-    with pytest.raises(ConfigError, match="no such thing"):
-        tasks.open_task_reward(wanted, task, ScriptedLLM(()), journal, opened)
-    asyncio.run(opened.aclose())
-    assert Judge.closed == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["judge.sqlite"], "no write-ahead log is left open"
-
-
-def test_a_judge_that_nobody_asks_is_not_opened(tmp_path):
-    wanted = settings("demo-hiprag", reward__name="outcome")
-    journal = tmp_path / "judge.sqlite"
-    tasks.open_task_reward(wanted, tasks.open_task(wanted), ScriptedLLM(()), journal, AsyncExitStack())
-    assert not journal.exists()
 
 
 def test_a_split_that_the_data_sets_name_is_not_validated_on():

@@ -166,7 +166,7 @@ def trained(wanted, out):
 
 
 def test_rewards_that_are_missing_are_counted_and_no_trajectory_is_printed(tmp_path, capfd):
-    wanted = settings(reward__name=f"{TOYS}:HolesReward", outage__max_unscored=1.0, sampling__dynamic=True)
+    wanted = settings(reward__name=f"{TOYS}:HolesReward", outage__max_unscored=1.0)
     history = trained(wanted, tmp_path / "rl")
     causes = Counter()
     for step, share in enumerate(logged(history, "rollout/unscored"), 1):
@@ -176,7 +176,7 @@ def test_rewards_that_are_missing_are_counted_and_no_trajectory_is_printed(tmp_p
         assert all(row["advantage"] == 0.0 for row in missing)
         assert all(bool(row["cause"]) == (row["reward"] is None) for row in rows)
         causes.update(row["cause"] for row in missing)
-    assert causes["no_idea"] and set(causes) <= {"no_idea", "not_finite", "flat"}  # flat: equal rewards
+    assert causes["no_idea"] and set(causes) <= {"no_idea", "not_finite"}
     told = capfd.readouterr()
     assert "returned None" not in told.err + told.out
     assert "<answer>" not in told.err + told.out
@@ -208,7 +208,7 @@ def test_a_judge_that_is_gone_ends_the_training_with_code_2_and_it_goes_on_when_
     }
     done = warmed.run(warmed.reasonrag, *command, environment=os.environ | environment)
     assert done.returncode == 2, done.stderr[-3000:]
-    assert "'unreachable'" in done.stderr and "after 3 retries" in done.stderr
+    assert "'unreachable'" in done.stderr
     assert "Traceback" not in done.stderr
     reached = int(last_checkpoint(out).name.rpartition("-")[2])
     assert reached >= 1 and not (out / "rollouts" / f"step-{reached + 1:06d}.parquet").exists()

@@ -14,9 +14,7 @@ from reasonrag.core.errors import Stalled
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.collector import RolloutLoop
 from reasonrag.online_rl.rows import REWARD, group_advantages
-from reasonrag.online_rl.trainer import AgenticGRPOTrainer
 from reasonrag.training.model import model_path
-from reasonrag.training.trainer import GuardedTrainer
 from tests.online_rl.toys import made, settings
 
 HOLES = "tests.online_rl.toys:HolesReward"
@@ -246,10 +244,6 @@ def test_rollouts_that_stand_still_are_ended_after_the_stall_that_is_set():
     stall_s = settings(run__stall_s=0.3).as_config().stall_s
     with RolloutLoop(stall_s) as loop, pytest.raises(Stalled, match=r"no token, reply or commit for 0\.3 s"):
         loop.run(asyncio.sleep(60))
-
-
-def test_nobody_is_told_that_a_training_runs():
-    assert AgenticGRPOTrainer._send_telemetry is GuardedTrainer._send_telemetry
 
 
 @pytest.mark.slow

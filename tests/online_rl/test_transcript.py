@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from reasonrag.core.models import demo_folder
-from reasonrag.core.types import Answer, Completion, FinishReason, Search, StopReason, Trajectory
+from reasonrag.core.types import Completion, FinishReason, Search, StopReason, Trajectory
 from reasonrag.demo.world import demo_corpus, demo_questions
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.llm.base import Sampling
@@ -144,14 +144,6 @@ def test_a_forced_answer_has_its_cue_masked(bpe):
     assert made.mask[-own - len(cue) : -own] == (0,) * len(cue)
 
 
-def test_a_first_step_that_is_forced_has_its_cue_in_the_prompt(bpe):
-    trajectory = spoken(bpe, "Spielberg</answer>", max_steps=1)
-    assert trajectory.steps[0].action == Answer("Spielberg", forced=True)
-    (made,) = transcripts(trajectory, bpe)
-    assert made.prompt_ids == bpe.chat_ids(trajectory.steps[0].prompt) + bpe.encode("<answer>")
-    assert made.mask == (1,) * len(bpe.encode("Spielberg</answer>"))
-
-
 def test_a_turn_that_the_policy_ends_itself_gets_no_second_end(bpe):
     end = bpe.tokenizer.eos_token_id
     ids = (*bpe.encode("no idea"), end)
@@ -180,28 +172,6 @@ def test_a_turn_that_ran_out_of_tokens_is_truncated_and_has_no_end(bpe):
 
 def test_a_policy_that_says_nothing_has_no_row(bpe):
     assert transcripts(spoken(bpe, Completion("", token_ids=(), logprobs=())), bpe) == ()
-
-
-def test_a_policy_that_says_nothing_at_the_end_keeps_what_it_said_before(bpe):
-    trajectory = spoken(bpe, "<think>a</think><search>Jaws</search>", Completion("", token_ids=(), logprobs=()))
-    (made,) = transcripts(trajectory, bpe)
-    check(made, trajectory, bpe)
-    assert sum(made.mask) == len(trajectory.steps[0].completion.token_ids)
-
-
-def test_ids_of_which_the_text_is_empty_are_kept(bpe):
-    """Such as a special token alone, which decodes to nothing."""
-    end = bpe.tokenizer.eos_token_id
-    (made,) = transcripts(spoken(bpe, Completion("", token_ids=(end,), logprobs=(-2.0,))), bpe)
-    assert (made.completion_ids, made.mask, made.logprobs) == ((end,), (1,), (-2.0,))
-
-
-def test_logprobs_are_missing_as_a_whole_where_one_step_has_none(bpe):
-    ids = bpe.encode("<think>b</think><answer>x</answer>")
-    bare = Completion("<think>b</think><answer>x</answer>", token_ids=ids)
-    (made,) = transcripts(spoken(bpe, "<think>a</think><search>Jaws</search>", bare), bpe)
-    assert made.logprobs is None
-    assert sum(made.mask) > 0
 
 
 def test_a_backend_without_token_ids_is_refused(bpe):

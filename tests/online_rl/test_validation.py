@@ -10,7 +10,7 @@ from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS
 from reasonrag.online_rl import collector
-from reasonrag.online_rl.collector import Validation, collapse, mean_metrics, validation_engine
+from reasonrag.online_rl.collector import Validation, collapse, mean_metrics
 from reasonrag.online_rl.settings import GuardSettings
 from reasonrag.rewards import Score
 from reasonrag.rollout import Engine
@@ -57,12 +57,6 @@ def test_validation_gives_the_figures_of_every_question():
     assert len(found) == 6 and "reward" not in found[0]
 
 
-def test_processes_share_the_held_out_questions():
-    whole = asyncio.run(validation().run(0))
-    shares = [asyncio.run(validation().run(0, process=p, processes=2)) for p in range(2)]
-    assert mean_metrics(shares[0] + shares[1]) == mean_metrics(whole)
-
-
 def test_a_question_that_does_not_fit_is_left_out_of_validation():
     def say(prompt, seed):
         if "What is 2" in prompt.messages[-1].content:
@@ -89,15 +83,3 @@ def test_the_best_is_the_first_of_equals():
     ]
     assert (watcher.best, watcher.best_step) == (0.4, 4)
     assert not watcher.is_best({"f1": 1.0}, 5)
-
-
-def of(given: Validation, temperature: float = 0.0) -> Validation:
-    """The same questions to the same policy, at another temperature and with another retriever."""
-    engine = validation_engine(given.engine, ToyRetriever(), temperature=temperature)
-    return Validation(given.questions, engine, given.reward, given.metric, 7)
-
-
-def test_validation_is_asked_as_evaluation_is_and_searches_elsewhere():
-    engine = of(validation()).engine
-    assert (engine.sampling.temperature, engine.sampling.top_p) == (0.0, 1.0)
-    assert engine.retriever is not validation().engine.retriever

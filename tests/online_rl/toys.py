@@ -23,7 +23,7 @@ from reasonrag.core.types import (
     Trajectory,
 )
 from reasonrag.llm.base import Sampling
-from reasonrag.online_rl.collector import Collector, RolloutLoop
+from reasonrag.online_rl.collector import RolloutLoop
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.online_rl.train import train_online
 from reasonrag.pipeline.parts import open_llm
@@ -33,8 +33,6 @@ from tests import warmed
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # of processes of their own
-
-Collector.first_wait_s = 0.0  # for a judge that is away
 
 # A run of seconds: the demo world's policy of one format, four questions with four attempts each.
 QUICK: dict[str, Any] = {

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.rewards import RewardParts, RewardSettings, Score, open_reward
+from reasonrag.rewards import RewardSettings, open_reward
 from reasonrag.rewards.base import COLUMNS, Reward
 from tests.rewards.toys import RIGHT, parts, score, trajectory, values
 
@@ -63,25 +63,6 @@ def one_for_all(completions):
 
 def with_solution(completions, solution):
     return [0.0 for _ in solution]
-
-
-class NoFunction:
-    """A class that does the same."""
-
-    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
-        pass
-
-    async def score(self, trajectories, *, step):
-        return [Score(0.25) for _ in trajectories]
-
-    def observe(self, scores, *, step):
-        pass
-
-    def state(self):
-        return {}
-
-    def restore(self, state):
-        pass
 
 
 def opened(name: str) -> Reward:
@@ -149,10 +130,6 @@ def test_a_function_that_does_not_return_one_reward_each_ends_the_run():
 def test_a_function_of_another_form_is_refused_before_anything_is_loaded(name, message):
     with pytest.raises(ConfigError, match=message):
         opened(name)
-
-
-def test_a_class_is_made_with_settings_and_parts():
-    assert values(score(opened("NoFunction"), said("a"))) == [0.25]
 
 
 def test_functions_of_trl_work_as_they_are():

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from reasonrag.core.types import Answer, Completion, Step, StopReason, Trajectory
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.rewards.judge import ProcessJudge, parse_score
-from reasonrag.spre import JudgeEvaluator
 from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION
 
@@ -92,20 +90,3 @@ def test_the_policys_words_reach_the_judge_as_quoted_text():
     assert score == 0.1
     assert "<|" not in asked and "<answer>" not in asked
     assert "Steven Spielberg" in asked, "eq. 6 shows the judge the golden answers"
-
-
-def test_unreadable_replies_are_asked_for_again_and_then_counted():
-    """Each try draws another seed: 200 verdicts at 20 % bad replies lose 200 * 0.2**3 = 1.6 of them on average."""
-
-    def reply(prompt, sampling):
-        return "?" if random.Random(sampling.seed).random() < 0.2 else "So the score is 0.5"
-
-    judge = ProcessJudge(ScriptedLLM(reply), PromptSet.find(), attempts=3)
-    evaluator = JudgeEvaluator(judge)
-
-    async def verdicts():
-        return [(await evaluator.evaluate(Trajectory(QUESTION), seed=seed)).value for seed in range(200)]
-
-    found = asyncio.run(verdicts())
-    assert found.count(None) <= 6
-    assert set(found) - {None} == {0.5}

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
 
 import pytest
 
@@ -9,9 +8,7 @@ from benchmarks.virtual_time import run as run_virtually
 from reasonrag.core.errors import Interrupted, JudgeError, LLMError
 from reasonrag.core.types import Completion
 from reasonrag.formats import PromptSet
-from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.rewards.judge import BOOLEAN, JudgeService, same_meaning, templates_fingerprint
-from reasonrag.storage.journal import Journal
 from tests.fakes.scripted import ScriptedLLM
 
 PROMPTS = PromptSet.find()
@@ -60,16 +57,6 @@ def test_what_cannot_be_read_is_asked_for_again_with_a_reminder_and_then_by_samp
     assert len({sampling.seed for sampling in llm.samplings}) == 3
 
 
-def test_a_question_that_could_not_be_read_gets_other_samples_when_it_is_asked_again(tmp_path):
-    llm = ScriptedLLM(["?", "?", TRUE])
-    with_journal = JournaledLLM(llm, journal := Journal(tmp_path / "journal.sqlite"), kind="judge")
-    service = JudgeService(with_journal, PROMPTS, attempts=2)
-    with closing(journal):
-        assert outcome(service) == "unreadable"
-        assert asyncio.run(same_meaning(service, "a", "b")) is True, "the kept replies would be unreadable for ever"
-    assert len({sampling.seed for sampling in llm.samplings}) == 3
-
-
 def test_a_judge_that_is_late_is_given_up_after_the_deadline_for_all_attempts():
     service = JudgeService(Slow(0.2, "?"), PROMPTS, attempts=100, deadline_s=0.5)
     with pytest.raises(JudgeError) as error:
@@ -101,17 +88,6 @@ def test_equal_content_is_an_equal_request_and_anything_else_another():
     requests = list(zip(llm.prompts, llm.samplings, strict=True))
     assert requests[0] == requests[1]
     assert len(set(requests)) == len({sampling.seed for sampling in llm.samplings}) == 3
-
-
-def test_a_verdict_in_the_journal_is_not_paid_for_again(tmp_path):
-    async def ask(llm):
-        journal = Journal(tmp_path / "journal.sqlite")
-        verdict = await same_meaning(JudgeService(JournaledLLM(llm, journal, kind="judge"), PROMPTS), "a", "b")
-        journal.close()
-        return verdict
-
-    assert asyncio.run(ask(ScriptedLLM([TRUE], name="judge"))) is True
-    assert asyncio.run(ask(ScriptedLLM([], name="judge"))) is True
 
 
 def test_whoever_gives_up_takes_no_verdict_from_those_who_wait():

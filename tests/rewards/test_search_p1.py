@@ -81,12 +81,6 @@ def test_ablations_and_weights(settings, right, wrong):
     assert values(score(ours, search_p1(*queries), search_p1(*queries, answer="George Lucas"))) == [right, wrong]
 
 
-def test_one_evaluator_call_a_trajectory():
-    ours, service = reward()
-    score(ours, *(search_p1("Jaws", answer=f"no {n}") for n in range(5)))
-    assert len(asked(service)) == 5
-
-
 def test_the_evaluator_sees_the_trajectory_with_what_was_found_and_the_plan():
     ours, service = reward()
     score(ours, search_p1("Jaws"))
@@ -138,27 +132,6 @@ def test_a_judge_that_fails_gives_no_score(reply, cause):
     (found,) = score(ours, search_p1("Jaws"))
     assert (found.value, found.cause) == (None, cause)
     assert found.parts["em"] == found.parts["format"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("settings", "answer", "calls"),
-    [
-        ({"self_track": False, "reference_track": False}, "Steven Spielberg", 0),
-        ({"self_track": False, "reference_track": False}, "George Lucas", 1),
-        ({"self_track": False, "reference_track": False, "outcome": "binary"}, "George Lucas", 0),
-        ({"outcome": "binary"}, "George Lucas", 1),
-    ],
-)
-def test_no_call_where_nothing_depends_on_it(settings, answer, calls):
-    ours, service = reward(**settings)
-    score(ours, search_p1("Jaws", answer=answer))
-    assert len(asked(service)) == calls
-
-
-def test_without_searches_the_path_is_worth_nothing():
-    ours, service = reward(format="none")
-    assert values(score(ours, search_p1())) == [0.6]
-    assert asked(service) == []
 
 
 @pytest.mark.parametrize(

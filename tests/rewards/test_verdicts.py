@@ -176,41 +176,6 @@ def test_a_long_reply_is_read_fast(piece):
     assert time.process_time() - begun < 20  # quadratic time would be minutes
 
 
-def asked(reply: str, question) -> tuple[object, str]:
-    """The verdict, and what the judge was shown."""
-    llm = ScriptedLLM([reply])
-    verdict = asyncio.run(question(JudgeService(llm, PromptSet.find(), attempts=1)))
-    return verdict, llm.prompts[0].messages[1].content
-
-
-def test_each_question_is_shown_with_its_labels():
-    told = [
-        asked("<answer>True</answer>", lambda j: same_meaning(j, "one\n", "two")),
-        asked("<answer>False</answer>", lambda j: step_holds(j, "as", "so")),
-        asked("YES", lambda j: answer_matches(j, "3.5", ("35", "4"))),
-        asked(GOOD, lambda j: path_scores(j, QUESTION, PLAN, "<reasoning>1. a\n2. b</reasoning><answer>x</answer>")),
-        asked(PLANNED, lambda j: propose_plan(j, QUESTION)),
-        asked(PLANNED, lambda j: vote_plan(j, QUESTION, [ReferencePlan("p", ("a",)), ReferencePlan("", ("a",))])),
-    ]
-    assert told == [
-        (True, "Statement 1: one\nStatement 2: two"),
-        (False, "Reasoning: as\nConclusion: so"),
-        (True, "Prediction: 3.5\nReference answers: 35 | 4"),
-        (
-            SCORES,
-            "Question: Who directed Jaws?\nGolden answers: Steven Spielberg\nReference planner: First search for a, "
-            "then for b.\nReference path:\n1. a\n2. b\n"
-            "Trajectory:\n1. ‹reasoning>1. a 2. b‹/reasoning>\n2. ‹answer>x‹/answer>",
-        ),
-        (PLAN, "Question to plan: Who directed Jaws?\nGolden answers: Steven Spielberg"),
-        (
-            PLAN,
-            "Question: Who directed Jaws?\nGolden answers: Steven Spielberg\n"
-            "Planner 1: p\nPath 1:\n1. a\nPlanner 2: \nPath 2:\n1. a",
-        ),
-    ]
-
-
 PAYLOADS = [
     "<answer>True</answer>",
     "<answer>False</answer>",
