@@ -41,7 +41,7 @@ def _described(flag: Flag, field: FieldInfo) -> dict[str, Any]:
     default = field.get_default(call_default_factory=True)
     entry: dict[str, Any] = {"flag": flag.name, "type": kind, "help": text[0].upper() + text[1:]}
     entry["default"] = "" if default is None or default is False or default == () else f"; default: {default}"
-    return entry | ({"several": True} if several else {}) | ({"env": flag.env} if flag.env else {})
+    return entry | ({"several": True} if several else {})
 
 
 def _type(annotation: Any) -> tuple[str | list[str], bool]:

@@ -157,8 +157,6 @@ def _option(key: str, flag: Mapping[str, Any], show_key: bool) -> Callable[[F], 
         is_flag=kind == "boolean",
         help=flag["help"] + (f"  [{key}{flag['default']}]" if show_key else ""),
         multiple=flag.get("several", False),
-        envvar=flag.get("env"),
-        show_envvar="env" in flag,
         default=None,  # not that of the setting: a flag that is not given must not win over a file or a preset
     )
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import DRY_RUN, PATH, command, out
-from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.commands.options import DRY_RUN, PATH, command
 from reasonrag.core.text import printable
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ _MOST_FINDINGS = 20
 @click.option("--public", is_flag=True, help="Make a new repository public, or publish to one that is public.")
 @click.option("--tag", metavar="vX.Y.Z", help="Tag of this version (default: the next version).")
 @DRY_RUN
-@out("A new folder for the files that --dry-run would upload.", required=False)
 @click.option(
     "--license", "licence", metavar="ID", help="Licence as the Hub abbreviates it (default: that of the sources)."
 )
@@ -38,7 +36,7 @@ _MOST_FINDINGS = 20
     help="Publish although e-mail addresses or machine paths were found; look at them first (repeatable).",
 )
 @click.option("--eval", "report", type=PATH, help="Folder of an evaluation; its metrics go on the card of a policy.")
-def publish(path: Path, dry_run: bool, out: Path | None, allow: tuple[str, ...], **given: Any) -> None:
+def publish(path: Path, dry_run: bool, allow: tuple[str, ...], **given: Any) -> None:
     """Publish the data of a run, or a trained policy, on the Hugging Face Hub.
 
     All files are searched for secrets first. The repository is private unless --public is given, and gets a card.
@@ -58,17 +56,13 @@ def publish(path: Path, dry_run: bool, out: Path | None, allow: tuple[str, ...],
     from reasonrag.storage.files import lock
 
     options = PublishOptions(allow=frozenset(allow), **given)
-    if out is not None and not dry_run:
-        raise ConfigError("--out is for --dry-run; publishing itself leaves no folder")
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out} is not empty; choose a new folder for --out")
     check(path, options)
     for number in (signal.SIGINT, signal.SIGTERM):  # after staged files are deleted; a second one ends it at once
         signal.signal(number, _stop)
     console = error_console()
     if dry_run:
-        with tempfile.TemporaryDirectory() if out is None else staging_folder(out) as folder:
-            _print_staged(stage(path, Path(folder), options), options, Path(folder), out)
+        with tempfile.TemporaryDirectory() as folder:
+            _print_staged(stage(path, Path(folder), options), options)
         return
     from reasonrag.publish.hub import push
 
@@ -85,18 +79,9 @@ def publish(path: Path, dry_run: bool, out: Path | None, allow: tuple[str, ...],
     print(printable(f"{done.url}, {done.tag}, {visibility}" + ("" if done.changed else "; it was there already")))
 
 
-def _print_staged(staged: Staged, options: PublishOptions, folder: Path, out: Path | None) -> None:
-    """Print what would be uploaded, and copy it to `out` if a folder is given; send nothing."""
-    from reasonrag.storage.files import place
-
-    files = staged.files
-    if out is not None:
-        # Copied, because staged files may be links: edits of the copies must not change the run.
-        copies = folder.with_name("copies")
-        for name in files:
-            place(folder / name, copies / name, link=False)
-        copies.replace(out)
-    for name, size in files.items():
+def _print_staged(staged: Staged, options: PublishOptions) -> None:
+    """Print what would be uploaded; send nothing."""
+    for name, size in staged.files.items():
         print(printable(f"{size:>14,}  {name}"))
     others = "a private repository stays private" if options.public else "a public one is refused without --public"
     print(f"visibility: {options.repo_id} would be {'public' if options.public else 'private'} if it is new; {others}")

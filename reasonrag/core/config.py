@@ -95,7 +95,7 @@ class RetrievalConfig(Section):
 class ModelConfig(Section):
     """A model. Its name, not its address, is part of the identity of a run."""
 
-    spec: str | None = execution(None, f"model that acts: {choices('policy')}", "--policy", env="REASONRAG_POLICY")
+    spec: str | None = execution(None, f"model that acts: {choices('policy')}", "--policy")
     model: str | None = execution(
         None, "model name that the policy's server expects (default: its only model)", "--policy-model"
     )
@@ -154,7 +154,7 @@ class ModelConfig(Section):
 
 
 class JudgeConfig(Section):
-    """A model that gives verdicts, by default with greedy decoding."""
+    """A model that gives verdicts, with greedy decoding."""
 
     spec: str | None = execution(
         None, "model that judges: as for --policy, or demo-judge[:WORLD_SEED[:ERROR]]", "--judge"
@@ -164,7 +164,6 @@ class JudgeConfig(Section):
     )
     vllm: bool = setting(False, "the judge's server is vLLM (default: detected)")
     api_key_env: str = execution("OPENAI_API_KEY", "environment variable with its server's API key; never the key")
-    temperature: float = setting(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
     max_tokens: int = setting(512, "maximum tokens of one reply", ge=1)
     think: bool | None = setting(None, "let the model think before its reply (default: as its chat template does)")
     timeout_s: float = execution(300.0, "timeout in seconds of one request to a server, retries included", gt=0)
@@ -175,7 +174,7 @@ class JudgeConfig(Section):
     @property
     def llm(self) -> ModelConfig:
         """The settings of the model; settings that a judge leaves out have their defaults."""
-        return ModelConfig(**self.model_dump(exclude_unset=True) | {"temperature": self.temperature})
+        return ModelConfig(**self.model_dump(exclude_unset=True) | {"temperature": 0.0})
 
 
 class FormatConfig(Section):

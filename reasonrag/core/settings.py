@@ -55,23 +55,21 @@ class Flag:
     """
 
     name: str
-    env: str | None = None  # an environment variable that is read if the flag is not given
 
 
-def setting(default: Any, description: str, flag: str | None = None, *, env: str | None = None, **limits: float) -> Any:
+def setting(default: Any, description: str, flag: str | None = None, **limits: float) -> Any:
     """Declare a field that can change a result, and so is part of an identity.
 
     Args:
         default: value if none is given.
         description: help text of the flag, and text in `docs/settings.md`.
         flag: flag that sets the field, such as `--seed`.
-        env: environment variable that is read if the flag is not given.
         limits: `ge`, `gt`, `le` and `lt`, as pydantic's `Field` takes them.
     """
     # Flags and marks travel in the metadata of the field, which pydantic keeps and does not read.
     field = Field(default, description=description, **limits)  # type: ignore[call-overload]
     if flag:
-        field.metadata.append(Flag(flag, env))
+        field.metadata.append(Flag(flag))
     if isinstance(default, tuple):
         field.metadata.append(_ONE_OR_SEVERAL)
     return field

@@ -133,8 +133,10 @@ def _open_judge_model(config: Config, policy: LLM) -> LLM:
     if config.judge.model in (None, config.policy.model) and (backend is None or backend.judges):
         return policy  # the same object, so that a model in this process is loaded once
     # Another model on the policy's server: its address and key, with the judge's own settings.
-    settings = config.judge.model_dump(include={"model", "temperature", "max_tokens", "concurrency"})
-    return open_llm(config.policy.model_copy(update=settings | {"top_p": 1.0}), "judge", beside=policy)
+    settings = config.judge.model_dump(include={"model", "max_tokens", "concurrency"})
+    return open_llm(
+        config.policy.model_copy(update=settings | {"temperature": 0.0, "top_p": 1.0}), "judge", beside=policy
+    )
 
 
 def open_llm(config: ModelConfig, role: Role, *, beside: LLM | None = None) -> LLM:

@@ -98,7 +98,7 @@ ADDED = {
         "--max-steps 1 --questions-per-step 2 --group-size 2 --batch-size 4 --save-steps 1 --set rollout.minibatches=1 "
         "--set rollout.max_tokens=48 --set validation.limit=2 --set method=full --set device=cpu --set dtype=float32"
     ),
-    "reasonrag publish": "--dry-run --out staged/line-{line}",
+    "reasonrag publish": "--dry-run",
 }
 DROPPED = ("--open",)
 STREAM_POLICIES = {"hiprag": "demo:hiprag", "search-r1": "demo:search_r1"}
@@ -163,7 +163,7 @@ def small(command: Command, places: Mapping[str, str]) -> list[str]:
     if "--dry-run" in words and words[0] != "publish":
         return words
     preset = words[words.index("--preset") + 1] if "--preset" in words else ""
-    places = {**places, "stream_policy": STREAM_POLICIES.get(preset, ""), "line": str(command.line)}
+    places = {**places, "stream_policy": STREAM_POLICIES.get(preset, "")}
     said: list[str] = []
     while words:
         word = words.pop(0)

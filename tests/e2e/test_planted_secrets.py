@@ -369,7 +369,7 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
     commands: list[tuple[str | Path, ...]] = [
         ("build-tree", *sea.flags, "--policy", "extractive", "--iterations", "4", "--out", run),
         ("export", run, "--to", "search-r1", "--out", out / "search-r1"),
-        ("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path", "--out", out / "hub"),
+        ("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path"),
         ("pairs", run, "--min-margin", "0.05", "--out", out / "pairs"),
         ("report", run, "--out", out / "page"),
         ("export", run, "--to", "trl", "--tokenizer", model, "--out", out / "to-trl"),

@@ -21,7 +21,7 @@ from tests.rewards.toys import asked, hiprag, judge, knowing, trajectory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-ARBITER = Judging(JudgeConfig(spec=f"{MODULE}:arbiter", temperature=0.0))
+ARBITER = Judging(JudgeConfig(spec=f"{MODULE}:arbiter"))
 SETTING = "t0_s8_k3"
 REQUESTS = {"lasj": "Prediction", "osr": "Statement 1", "usr": "Reasoning"}
 

@@ -244,15 +244,6 @@ class Commands:
         return self._command(lambda out: ("report", self.run, "--out", out), digests)
 
     @cached_property
-    def publish_dry_run(self) -> Command:
-        flags = (write_run(self.folder / "staged"), "--repo-id", f"{USER}/mine", "--dry-run")
-
-        def arguments(out: Path) -> Sequence[str | Path]:  # each time another folder, as it has to be a new one
-            return ("publish", *flags, "--out", out / f"copies-{len(list(out.glob('copies-*')))}")
-
-        return self._command(arguments, lambda out: digests(out / "copies-0"))
-
-    @cached_property
     def publish(self) -> Command:
         hub = self._open.enter_context(serving_hub())
         run = write_run(self.folder / "published")

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import aclosing
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -120,28 +119,6 @@ def test_a_flood(name: str, server_of: str, figure: Figure) -> None:
     figure(f"{name} from {server_of}: {cause}, {watch.grown:.0f} MiB, loop blocked {watch.blocked_s:.2f} s")
     assert (cause, len(server.requests)) == (CAUSES[server_of][flood.status], 1 if flood.status == 400 else 2)
     assert watch.grown < (64 if server_of == "an engine" else 128)
-
-
-@pytest.mark.fault(
-    "A13",
-    "Retry-After as a date, from an engine and from a retriever",
-    "waited for",
-    before="the retriever asked again at once",
-)
-def test_retry_after_as_a_date(figure: Figure) -> None:
-    due = int(time.time() + 2)  # a date has whole seconds
-    busy = Answer(503, "", {"Retry-After": formatdate(due, usegmt=True)})
-
-    async def ask() -> None:
-        llm, retriever = engine(model), RemoteRetriever(index.url)
-        await asyncio.gather(llm.complete(PROMPT, Sampling()), retriever.search(["Jaws"], 1))
-        await asyncio.gather(llm.aclose(), retriever.aclose())
-
-    with FakeOpenAI(faults=[busy]) as model, StubRetriever([busy]) as index:
-        asyncio.run(ask())
-    early = [time.time() - time.monotonic() + server.arrived_at[1] - due for server in (model, index)]
-    figure(f"{sum(s < -0.1 for s in early)} of 2 were asked again too early")
-    assert all(s >= -0.1 for s in early)
 
 
 @pytest.mark.fault("12", "Retry-After is 30 years, with 429 and 503", "given up at once: nobody waits that long")

@@ -23,7 +23,7 @@ import pytest
 
 from tests import warmed
 from tests.e2e import product
-from tests.faults.commands import IN_FLIGHT, Commands, digests
+from tests.faults.commands import IN_FLIGHT, Commands
 from tests.faults.matrix import Figure, Rounds
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,6 @@ SIZES = {  # the smallest disk in kB, on which the first file has room; tries in
     "dpo train": (8, 0, 6),
     "rl train": (8, 0, 8),
     "report": (4, 0, 6),
-    "publish dry-run": (4, 1, 12),
 }
 
 
@@ -47,24 +46,22 @@ _LOOK_S = 0.0001  # much less than a file takes to be written and synced
 _NO_DISK = 77  # an exit code that is none of the commands'
 
 
-def on_disk(
-    folder: Path, kb: int, *arguments: str | Path, log: str = "", **environment: str
-) -> subprocess.CompletedProcess[str]:
+def on_disk(folder: Path, kb: int, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `reasonrag` while a disk of so many kB is mounted at a folder, with what the folder holds.
 
-    What the command left on that disk is then in the folder, and the disk is no longer full. stderr goes to the file
-    `log` of the folder, if that is given. The last line of stdout is what `peak_kb` returns.
+    What the command left on that disk is then in the folder, and the disk is no longer full.
+    The last line of stdout is what `peak_kb` returns.
     """
-    done = warmed.ended(start(folder, kb, *arguments, log=log, **environment), 120)
+    done = warmed.ended(start(folder, kb, *arguments, **environment), 120)
     if done.returncode == _NO_DISK:
         pytest.skip("this machine lets nobody but root mount a disk, not even in a user namespace")
     return done
 
 
-def start(folder: Path, kb: int, *arguments: str | Path, log: str = "", **environment: str) -> warmed.Child:
+def start(folder: Path, kb: int, *arguments: str | Path, **environment: str) -> warmed.Child:
     """Start what `on_disk` runs; SIGTERM is passed on."""
     folder.mkdir(parents=True, exist_ok=True)
-    return warmed.Child(_mounted, (folder, kb, log, *map(str, arguments)), product.environment(**environment))
+    return warmed.Child(_mounted, (folder, kb, *map(str, arguments)), product.environment(**environment))
 
 
 def peak_kb(folder: Path, *arguments: str | Path, **environment: str) -> int:
@@ -77,7 +74,7 @@ def peak_kb(folder: Path, *arguments: str | Path, **environment: str) -> int:
     return int(done.stdout.split()[-1])
 
 
-def _mounted(folder: Path, kb: int, log: str, *arguments: str) -> None:
+def _mounted(folder: Path, kb: int, *arguments: str) -> None:
     below = os.open(folder, os.O_RDONLY)
     before = Path(f"/proc/self/fd/{below}")
     if not _mount(folder, kb):
@@ -85,8 +82,6 @@ def _mounted(folder: Path, kb: int, log: str, *arguments: str) -> None:
     shutil.copytree(before, folder, dirs_exist_ok=True)
     child = os.fork()
     if child == 0:
-        if log:
-            os.dup2(os.open(folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         return warmed.reasonrag(*arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
     ended, status, peak = 0, 0, 0
@@ -168,40 +163,3 @@ def test_a_disk_that_gets_full(commands: Commands, rounds: Rounds, figure: Figur
         assert not differing
     figure(f"{twice} calls repeated after {full} full disks, {IN_FLIGHT} in flight at each")
     assert twice <= full * IN_FLIGHT
-
-
-@pytest.mark.fault(
-    "7", "the disk gets full while pairs are written anew", "the old data set stays, whole, until the new one is"
-)
-@pytest.mark.fault("7", "the disk of the log is full", "the search goes on; the same rows")
-def test_a_full_disk_takes_no_data_set_away_and_a_full_log_stops_nothing(
-    commands: Commands, rounds: Rounds, figure: Figure, tmp_path: Path
-) -> None:
-    command = commands["build-tree"]
-    run, logs = command.new(), tmp_path / "logs"
-    logs.mkdir()
-    (logs / "filler").write_bytes(bytes(4096))
-    done = on_disk(logs, 4, *command.arguments(run), log="log")
-    assert done.returncode == 0
-    same = digests(run) == command.whole.result
-    figure(f"with a full log disk: exit code {done.returncode}, rows {'equal' if same else 'DIFFERENT'}")
-    other = shutil.copytree(run, tmp_path / "other")
-    assert product.run("pairs", other, "--alpha", "0.5").returncode == 0
-    old, new = digests(run), digests(other)
-    held = sum(-(-path.stat().st_size // 4096) * 4 for path in run.rglob("*") if path.is_file())
-    needed = peak_kb(shutil.copytree(run, tmp_path / "clean"), "pairs", tmp_path / "clean", "--alpha", "0.5")
-    tries = rounds(1, 8)
-    for number in range(tries):
-        out = shutil.copytree(run, tmp_path / "run")
-        kb = held + (needed - held) * number // tries
-        done = on_disk(out, kb, "pairs", out, "--alpha", "0.5")
-        assert_one_line(done, out)
-        pairs = {name: digest for name, digest in digests(out).items() if name.startswith("pairs/")}
-        assert pairs == {name: old[name] for name in pairs} and pairs.keys() <= old.keys()
-        assert product.run("pairs", out, "--alpha", "0.5").returncode == 0
-        assert digests(out) == new
-        shutil.rmtree(out)
-    figure(
-        f"pairs: {tries} of {tries} disks got full, on which it needs {needed - held:,} kB; all old data sets intact"
-    )
-    assert same

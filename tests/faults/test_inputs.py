@@ -334,7 +334,7 @@ def test_nothing_is_written_outside(world: World, tmp_path: Path, rounds: Rounds
     product.build(*world.flags, "--dataset", asked, "--policy", "extractive", "--iterations", "2", "--out", run)
     commands: list[tuple[str | Path, ...]] = [("report", run)]
     commands += [("export", run, "--to", "llamafactory", "--out", cage / "factory")]
-    commands += [("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path", "--out", cage / "hub")]
+    commands += [("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path")]
     for args in commands[: rounds(1, len(commands))]:
         done = product.run(*args)
         assert done.returncode == 0, done.stderr

@@ -6,10 +6,7 @@ import copy
 import json
 import multiprocessing
 import random
-import re
-import string
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -20,7 +17,7 @@ import structlog
 
 from contrib.simulated_search import written_passages
 from reasonrag.core.errors import InputError
-from reasonrag.core.text import cover_match, exact_match, normalize_answer, redact, token_f1
+from reasonrag.core.text import normalize_answer, redact
 from reasonrag.core.types import Answer, Completion, Malformed, Note, Passage, Prompt, Search, Step, Trajectory
 from reasonrag.formats import FORMATS
 from reasonrag.formats.base import SEALED, Reading
@@ -195,46 +192,6 @@ def _growth(name: str, fragment: str, size: int) -> Growth:
         redact(text)
 
     return growth(read, lambda chars: fragment * (chars // len(fragment)), size)
-
-
-def _plain_normalized(text: str) -> str:
-    """SQuAD's normalisation, as its authors wrote it."""
-    without = "".join(char for char in text.lower() if char not in set(string.punctuation))
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", without).split())
-
-
-def _plain_f1(said: str, gold: str) -> float:
-    said_tokens, gold_tokens = _plain_normalized(said).split(), _plain_normalized(gold).split()
-    if not said_tokens and not gold_tokens:
-        return 1.0
-    closed = {"yes", "no", "noanswer"}
-    if said_tokens != gold_tokens and {" ".join(said_tokens), " ".join(gold_tokens)} & closed:
-        return 0.0
-    same = sum((Counter(said_tokens) & Counter(gold_tokens)).values())
-    return 2 * same / (len(said_tokens) + len(gold_tokens)) if same else 0.0
-
-
-_ANSWERED = "a an the The yes no noanswer new york U.S. , . ' - 1,000"
-_WORDS = (*_ANSWERED.split(), " ", "	")
-
-
-@pytest.mark.fault(
-    "fuzz", "answers of words, punctuation and Unicode", "EM, F1 and ACC equal those of a plain implementation"
-)
-def test_metrics_equal_a_plain_implementation(rounds: Rounds, figure: Figure) -> None:
-    count = rounds(600, 200_000)
-    said = list(texts(1, count, _WORDS * 3 + FRAGMENTS))
-    different = 0
-    for number, text in enumerate(said):
-        gold = said[number - 1] if number % 3 else text.swapcase()
-        normal, normal_gold = _plain_normalized(text), _plain_normalized(gold)
-        covers = f" {normal_gold} " in f" {normal} " if normal_gold else not normal
-        plain = (float(normal == normal_gold), _plain_f1(text, gold), float(covers))
-        ours = (exact_match(text, [gold]), token_f1(text, [gold]), cover_match(text, [gold]))
-        different += ours != pytest.approx(plain) if ours != plain else False
-        different += normalize_answer(text) != normal
-    figure(f"{different} of {count:,} answers differ")
-    assert not different
 
 
 _SAID = "YES NO True False <answer> </answer> <think> </think> 95/100 2024 -5 NaN 1e9 1e999 0.5 0,85 % / ** null { }"

@@ -9,7 +9,7 @@ import signal
 import socket
 import struct
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -162,38 +162,6 @@ RETRIEVE = [
         {"queries": ["a" * 50], "return_scores": False, "other": {"a": [1, 2.5, None]}},
     )
 ]
-SESSION = [
-    json.dumps(message).encode()
-    for message in (
-        {"type": "reset", "data": {"question_id": "q1", "seed": 7, "episode_id": "e", "step": 3}},
-        {"type": "reset", "data": {"question": "Who?", "golden_answers": ["me", "I"], "dataset": "mine"}},
-        {"type": "step", "data": {"text": "<search>Jaws</search>", "finish_reason": "stop", "token_ids": [1, 2]}},
-        {"type": "step", "data": {"text": "<answer>Steven Spielberg</answer>", "finish_reason": "length"}},
-        {"type": "state"},
-    )
-]
-
-
-@pytest.mark.fault("fuzz", "mutated messages to sessions of env serve", "an answer to each; never an internal error")
-def test_mutated_messages_of_sessions(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
-    rng, kinds = random.Random(38), Counter[str]()
-    with serving(app("env serve")) as port, ExitStack() as stack:
-        url = f"ws://127.0.0.1:{port}/ws"
-        client = stack.enter_context(connect(url))
-        for _ in range(rounds(600, 20_000)):
-            sent = rng.choice(SESSION)
-            sent = sent if rng.random() < 0.3 else mutated(rng, sent)
-            client.send(sent, text=sent.isascii())
-            try:
-                reply = json.loads(client.recv(timeout=60))
-            except ConnectionClosed:  # a mutation asked for that
-                kinds["closed"] += 1
-                client = stack.enter_context(connect(url))
-                continue
-            kinds[reply["data"].get("code", reply["type"])] += 1
-            assert "internal error" not in reply["data"].get("message", ""), (sent, reply)
-    figure(f"{kinds.total():,} messages of sessions, answered with {shown(kinds)}")
-    assert set(kinds) <= {"observation", "state", "VALIDATION_ERROR", "EXECUTION_ERROR"}
 
 
 @pytest.mark.fault(

@@ -18,7 +18,7 @@ import pytest
 
 from tests import warmed
 from tests.e2e import product
-from tests.faults.commands import Commands, has_begun, used_s, wait
+from tests.faults.commands import Commands, has_begun, used_s
 from tests.faults.matrix import Figure, Rounds
 
 pytestmark = pytest.mark.slow
@@ -102,38 +102,6 @@ def test_no_library_is_imported_before_signals_are_answered() -> None:
     theirs = {name for name in done.stdout.split() if name.partition(".")[0] not in sys.stdlib_module_names}
     assert theirs == {"reasonrag", "reasonrag.__main__", "reasonrag.core", "reasonrag.core.event_loop"}
     assert "asyncio" not in done.stdout.split()  # 30 ms
-
-
-@pytest.mark.fault(
-    "4",
-    "Ctrl-C while a command is imported, from our first line on",
-    "it exits with 130, without a traceback",
-    before="a traceback of what was being imported, for 0.05 s of CPU time",
-)
-@pytest.mark.parametrize(
-    "arguments", ["--help", pytest.param("build-tree --preset demo --limit 1 --dry-run", marks=pytest.mark.full)]
-)
-def test_ctrl_c_while_it_starts(arguments: str, rounds: Rounds, figure: Figure) -> None:
-    draw, tries = random.Random(arguments), rounds(3, 100)
-    command = [sys.executable, "-m", "reasonrag", *arguments.split()]
-
-    def start() -> subprocess.Popen[str]:
-        child = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=product.environment())
-        product.wait_until(lambda: has_begun(child) or child.poll() is not None)
-        return child
-
-    whole_s = wait(start(), math.inf)
-    ended, wrong = Counter[int](), []
-    for number in range(tries):
-        child = start()
-        wait(child, whole_s * (number + draw.random()) / tries)
-        child.send_signal(signal.SIGINT)
-        said = warmed.ended(child, 60).stderr
-        ended[child.returncode] += 1
-        # Python gives signals back to the system when it ends.
-        wrong += [said] * (child.returncode not in (130, 0, -signal.SIGINT) or "Traceback" in said)
-    figure(f"reasonrag {arguments}: {ended[130]} of {tries} ended so, {tries - ended[130]} had ended before")
-    assert not wrong
 
 
 def with_a_full_stderr(*arguments: str) -> None:

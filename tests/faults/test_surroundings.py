@@ -7,7 +7,6 @@ import random
 import re
 import resource
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -154,21 +153,6 @@ def test_a_process_that_was_stopped_loses_no_call(commands: Commands, figure: Fi
     twice, differing = server.paid_twice, command.differing(out)
     figure(f"stopped for {stop_s:g} s with a limit of {limit_s:g} s: exit code {done.returncode}, {twice} calls twice")
     assert (done.returncode, twice, differing) == (0, 0, [])
-
-
-@pytest.mark.fault(
-    "40", "the working folder was deleted", "one line where it is needed, exit code 2", before="traceback"
-)
-def test_a_working_folder_that_is_gone(tmp_path: Path, figure: Figure) -> None:
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    program = ["bash", "-c", 'cd "$1" && rmdir "$1" && shift && "$@"', "bash", str(folder), product.REASONRAG]
-    arguments = ("build-tree", "--preset", "demo", "--limit", "1")
-    done = subprocess.run((*program, *arguments), capture_output=True, text=True, env=product.environment())
-    said = done.stderr.splitlines()[-1]
-    figure(said)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert said.startswith("error: the working folder or a file cannot be used (No such file")
 
 
 @pytest.mark.fault(

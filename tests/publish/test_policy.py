@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from reasonrag.core.errors import ConfigError, DataError, InputError
 from reasonrag.llm.model_folder import model_checksum
 from reasonrag.publish.publish import PublishOptions, stage
-from tests.publish.toys import report, write_policy
+from tests.publish.toys import edit_json, report, write_policy
 
 
 def staged(path: Path, **wanted: object):
@@ -85,3 +85,9 @@ def test_a_folder_that_cannot_be_published_is_refused_in_one_line(tmp_path, expe
     with pytest.raises(InputError, match=expected) as error:
         staged(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_training_of_another_version_still_has_a_card(tmp_path):
+    path = write_policy(tmp_path / "policy")
+    edit_json(path / "training.json", lambda held: (held.clear(), held.update(identity={}, history=3, model="x")))
+    assert "unknown" in card_of(staged(path)).text
