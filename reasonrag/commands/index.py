@@ -40,10 +40,7 @@ _open_options = together(
     settings("Config", *(f"retrieval.{name}" for name in _RETRIEVAL), show_keys=False),
     click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),
 )
-_RARE = (
-    *("passages.strict", "passages.max_words", "bm25", "encoder.dtype", "encoder.batch_size", "encoder.device"),
-    "vectors.recall",
-)
+_RARE = ("passages.strict", "passages.max_words", "bm25", "encoder.dtype", "encoder.batch_size", "encoder.device")
 
 
 @click.group(cls=Group)

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from importlib import import_module
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import bm25s
 import numpy as np
 import Stemmer
 from numpy.typing import NDArray
@@ -46,13 +45,6 @@ from reasonrag.retrieval.passages import (
     save_array,
 )
 from reasonrag.storage.files import short_hash
-
-# bm25s imports JAX if that is installed, and computes with it at once. On a GPU, JAX takes three quarters of the memory
-# for that, which the models of this process need.
-_JAX = sys.modules.setdefault("jax", None)  # type: ignore[arg-type]  # None makes an import fail
-bm25s = import_module("bm25s")
-if _JAX is None:
-    del sys.modules["jax"]
 
 # The names under which bm25s looks for its files.
 _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"

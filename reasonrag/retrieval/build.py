@@ -66,9 +66,7 @@ def _vectors(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -
 
     encoder = TextEncoder(config.encoder)
     counts = build_embeddings(index, encoder, progress=progress).counts
-    settings = choose(
-        counts["passages"], counts["dims"], config.max_bytes, kind=config.vectors.kind, recall=config.vectors.recall
-    )
+    settings = choose(counts["passages"], counts["dims"], config.max_bytes, kind=config.vectors.kind)
     with closing(PassageStore(index)) as store:
         # There are no queries of users yet, so pieces of its own passages stand for them.
         queries = encoder.encode_queries([piece for _, piece in self_queries(store, _TUNING_QUERIES)])

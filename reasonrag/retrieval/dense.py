@@ -172,7 +172,7 @@ class VectorSettings:
     recall: float = 0.95  # target recall@10 against exact search that the effort of a search is tuned for, in (0, 1]
 
 
-def choose(rows: int, dims: int, max_bytes: int, *, kind: str = "auto", recall: float = 0.95) -> VectorSettings:
+def choose(rows: int, dims: int, max_bytes: int, *, kind: str = "auto") -> VectorSettings:
     """Choose settings: of the given kind; or flat for few vectors, else the first that fits into `max_bytes`.
 
     >>> [choose(rows, 384, 8 << 30).kind for rows in (10_000, 1_000_000, 10_000_000, 50_000_000)]
@@ -190,7 +190,7 @@ def choose(rows: int, dims: int, max_bytes: int, *, kind: str = "auto", recall: 
             f"the {max_bytes / (1 << 20):,.0f} MiB of --max-memory; allow more, or take ivf-pq"
         )
     if kind == "flat":
-        return VectorSettings(kind, recall=recall)
+        return VectorSettings(kind)
     if kind == "ivf-pq" and rows < _PQ_LEAST_ROWS:
         raise ConfigError(f"ivf-pq learns its codes from {_PQ_LEAST_ROWS} passages or more, not {rows}; take flat")
     # The largest power of two up to 4 * sqrt(rows) that leaves FAISS enough vectors per cluster, and at least 1.
@@ -204,7 +204,7 @@ def choose(rows: int, dims: int, max_bytes: int, *, kind: str = "auto", recall: 
         code_bytes = next(parts for parts in range(max(dims // 8, 1), 0, -1) if dims % parts == 0)
         training, codes, refine = min(rows, max(training, _PQ_LEAST_ROWS)), f"PQ{code_bytes}x8", 10
     block_rows = max(_BLOCK_BYTES // (code_bytes + 8) // _ADDED_AT_ONCE, 1) * _ADDED_AT_ONCE
-    return VectorSettings(kind, f"IVF{clusters},{codes}", training, block_rows, refine, recall)
+    return VectorSettings(kind, f"IVF{clusters},{codes}", training, block_rows, refine)
 
 
 class VectorSearch:

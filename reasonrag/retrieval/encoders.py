@@ -128,11 +128,7 @@ class TextEncoder:
                 local_files_only=True,
             )
         longest = model.max_seq_length or _LONGEST
-        if config.max_tokens and config.max_tokens > longest:
-            raise ConfigError(
-                f"encoder {files.name!r} reads at most {longest} tokens of a text, not {config.max_tokens}"
-            )
-        model.max_seq_length = config.max_tokens or longest
+        model.max_seq_length = min(config.max_tokens or longest, longest)
         model.prompts = _prompts(files.name, model.prompts or {}, config)
         # "[SEP]" in a passage is text, unless the model's own prefixes hold such tokens.
         prefixes = "".join(model.prompts.values())

@@ -96,13 +96,10 @@ class EncoderConfig(Section):
 
 
 class VectorsConfig(Section):
-    """Which FAISS index searches the vectors, and how well."""
+    """Which FAISS index searches the vectors."""
 
     kind: Literal["auto", "flat", "ivf-sq8", "ivf-pq"] = setting(
         "auto", "type of FAISS index; auto chooses by the number of vectors and the memory", "--vectors"
-    )
-    recall: float = setting(
-        0.95, "target recall@10 against exact search, for which the search is tuned", "--recall", gt=0, le=1
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
@@ -24,12 +23,6 @@ def search(query: str, count: int = 3) -> list[dict[str, str]]:
     shared = [(len(words & set(page["contents"].lower().split())), page) for page in pages()]
     best = sorted((pair for pair in shared if pair[0]), key=lambda pair: -pair[0])[:count]
     return [{"id": page["id"], "contents": page["contents"]} for _, page in best]
-
-
-@server.tool()
-def listed(query: str) -> str:
-    """A list, as text."""
-    return json.dumps([{"headline": "Quillfane", "snippet": f"About {query}."}])
 
 
 @server.tool()

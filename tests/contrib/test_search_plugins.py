@@ -138,9 +138,10 @@ def test_a_tool_of_mcp_gets_the_named_variables_alone_and_is_started_again(monke
     asyncio.run(ask())
     (ranking,) = found("mcp_tool:open_retriever", "Tides", command=command, tool="read", environment=["SEA_KEY"])
     assert [p.contents for p in ranking] == ["Tides\nsalt no other"]
-    names = {"title": "headline", "text": "snippet"}
-    (ranking,) = found("mcp_tool:open_retriever", "ships", command=command, tool="listed", **names)
-    assert [p.contents for p in ranking] == ["Quillfane\nAbout ships."]
+    listed = json.dumps([{"headline": "Quillfane", "snippet": "About ships."}])
+    named = configuration("mcp_tool:open_retriever", title="headline", text="snippet")
+    (passage,) = passages_of(_documents(None, [listed], {}), named)
+    assert passage.contents == "Quillfane\nAbout ships."
     assert _documents(None, ["one", "two"], {}) == [(None, {"text": "one"}, None), (None, {"text": "two"}, None)]
 
 

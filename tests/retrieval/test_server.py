@@ -16,13 +16,10 @@ import pytest
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.retrieval.server import RetrievalApp, ServeSettings, serve
 from tests.e2e.product import wait_until
 from tests.retrieval.serving import SEA, ask, call, found, gauge, sea_index, serving, wait_for
 from tests.toys import ToyRetriever
-
-QUERIES = ["captain of Orlandis", "Sælvig Star", "a harbour town with lighthouses", "zzz"]
 
 # Written down from the clients' sources. requests sends these headers and json.dumps' default spacing.
 SEARCH_R1 = b"""POST /retrieve HTTP/1.1\r
@@ -142,17 +139,6 @@ def test_a_bad_request_is_refused_in_one_line(port: int, body: Any, status: int,
     found_status, refusal, _ = call(port, "POST", "/retrieve", body)
     assert found_status == status
     assert said in refusal["detail"] and "\n" not in refusal["detail"]
-
-
-def test_our_client_finds_what_a_search_in_process_finds(port: int, sea: BM25Retriever) -> None:
-    async def search() -> list[tuple[Passage, ...]]:
-        retriever = RemoteRetriever(f"http://127.0.0.1:{port}")
-        await retriever.check()
-        rankings = await retriever.search(QUERIES, 4)
-        await retriever.aclose()
-        return rankings
-
-    assert asyncio.run(search()) == asyncio.run(sea.search(QUERIES, 4))
 
 
 async def together(port: int, *bodies: dict[str, Any]) -> list[int]:

@@ -34,7 +34,7 @@ TEXTS = sentences(1200)
 QUERIES = WordsEncoder().encode_queries(sentences(40, seed=1, words=3))
 SETTINGS = {
     "ivf-sq8": VectorSettings("ivf-sq8", "IVF16,SQ8", training_rows=700, block_rows=300, refine=2),
-    "ivf-pq": VectorSettings("ivf-pq", "IVF16,PQ4x8", training_rows=1200, block_rows=300, refine=10),
+    "ivf-pq": VectorSettings("ivf-pq", "IVF16,PQ8x4", training_rows=1200, block_rows=300, refine=10),
 }
 
 
@@ -235,14 +235,6 @@ def test_a_build_killed_at_every_few_files_that_it_writes_gives_the_same_bytes(i
         assert kills < 20
     assert done == 0 and kills >= 2
     assert digest(index.part("vectors")) == digest(built[kind][0] / "vectors")
-
-
-def test_other_embeddings_below_the_vectors_are_refused(copy_of):
-    index = copy_of("ivf-sq8")
-    with index.locked():
-        build_embeddings(index, WordsEncoder(salt="x"), progress=Silent())
-    with pytest.raises(DataError, match="vectors was built over other embeddings"):
-        open_vectors(index)
 
 
 def test_flat_needs_no_vectors_and_takes_older_ones_away(copy_of):
