@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qs
 
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -32,7 +31,7 @@ def faulty_route(hub: FakeHub) -> type[APIRoute]:
             work = super().get_route_handler()
 
             async def handle(request: Request) -> Response:
-                hub.log.append(Entry(self.name, request.method, len(await request.body())))
+                hub.log.append(Entry(self.name, len(await request.body())))
                 fault = hub.next_fault(self.name)
                 if fault is None:
                     return await work(request)
@@ -73,12 +72,6 @@ def writable(hub: FakeHub, request: Request) -> Repo:
 
 
 def accounts(router: APIRouter, hub: FakeHub) -> None:
-    @router.get("/api/whoami-v2")
-    async def whoami(request: Request) -> Any:
-        if not authorized(request):
-            raise refused(401, "Invalid username or password.")
-        return {"type": "user", "name": USER, "orgs": []}
-
     @router.post("/api/validate-yaml")
     async def validate_yaml() -> Any:
         return {"errors": [], "warnings": []}
@@ -127,18 +120,6 @@ def listings(router: APIRouter, hub: FakeHub) -> None:
         if path and not entries:
             raise refused(404, f"{path} does not exist", "EntryNotFound")
         return list(entries.values())
-
-    @router.post(REPO + "/paths-info/{revision}")
-    async def paths_info(request: Request, revision: str) -> Any:
-        files = hub.repo(request).at(revision).files
-        body = (await request.body()).decode()
-        asked = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body).get("paths", [])
-        folders = [
-            {"type": "directory", "path": path, "oid": "0" * 40, "size": 0}
-            for path in asked
-            if any(file.startswith(f"{path}/") for file in files)
-        ]
-        return [files[path].listed(path) for path in asked if path in files] + folders
 
     @router.get(REPO + "/refs")
     async def refs(request: Request) -> Any:

@@ -11,7 +11,7 @@ from fastapi import HTTPException, Request
 
 TOKEN = "hf_" + "aZ3" * 11 + "q"
 USER = "ada"
-READS = ("whoami", "info", "tree", "paths_info", "refs", "commits", "resolve", "validate_yaml")
+READS = ("info", "tree", "refs", "resolve", "validate_yaml")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ class Entry:
     """A request that was received: its route, and how many bytes its body had."""
 
     route: str
-    method: str
     received: int
 
 
@@ -156,10 +155,6 @@ class FakeHub:
         if repo is None or (repo.private and not authorized(request)):
             raise refused(404 if authorized(request) else 401, "Repository not found", "RepoNotFound")
         return repo
-
-    def pending(self) -> list[str]:
-        """Routes with faults that nobody ran into yet."""
-        return [route for route, faults in self.faults.items() if any(fault.times for fault in faults)]
 
     def next_fault(self, route: str) -> Fault | None:
         faults = self.faults.get(route, [])

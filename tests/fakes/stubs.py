@@ -137,9 +137,6 @@ async def _begun(request: web.Request, sent: int, headers: Mapping[str, str]) ->
 
 HTML = Answer(200, "<html><title>Bad gateway</title></html>", content_type="text/html")
 CUT_SHORT = Answer(200, '{"choices": [{"message": {"content": "<answer>Ja')
-OVERFLOW = Answer(
-    400, '{"error": {"message": "This model\'s maximum context length is 4096 tokens, your request has 5000."}}'
-)
 
 Script = Callable[[Body], Fault | None]
 

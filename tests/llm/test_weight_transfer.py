@@ -61,14 +61,12 @@ def check(model: Any) -> None:
     "settings",
     [
         {},
-        {"use_dora": True},
         {"modules_to_save": ["ffn_norm"]},
-        {"target_modules": ["embed_tokens", "q_proj"]},
         {"target_modules": ["lm_head", "q_proj"]},
         {"target_modules": ["in_proj", "out_proj"]},
         {"trainable_token_indices": [3, 5]},
     ],
-    ids=["lora", "dora", "modules_to_save", "embedding", "tied head", "one name in two kinds", "tokens"],
+    ids=["lora", "modules_to_save", "tied head", "one name in two kinds", "tokens"],
 )
 def test_merged_tensors_are_those_of_a_merged_model_and_the_model_is_unchanged(policy: Any, settings: dict[str, Any]):
     check(adapted(policy, **settings))
