@@ -124,6 +124,7 @@ METRICS_JSON = {
     "differences": "paired differences from the first policy: interval, `p`, and `p_adjusted` for how many there are",
     "incomplete": "settings at which more than `--max-failed` of the questions are missing",
     "unjudged": "settings at which more than `--max-failed` of the verdicts are missing",
+    "failures": "questions that failed, with policy, setting and cause",
     "judge.*": "who judged what; null without a judge",
     "dataset": "of the questions",
     "split": "of the questions",

@@ -3,8 +3,7 @@
 OUT/
 ├── NAME/                        one folder per policy
 │   ├── config.yaml, journal.sqlite
-│   ├── trajectories/SETTING-*.parquet
-│   └── metrics.json
+│   └── trajectories/SETTING-*.parquet
 ├── metrics.json, report.md
 └── plots/*.svg, *.png
 
@@ -41,7 +40,6 @@ from reasonrag.evaluation.summary import (
     Setting,
     asked_differently,
     how_asked,
-    policy_metrics,
     summarize,
 )
 from reasonrag.evaluation.tables import write_report
@@ -200,8 +198,6 @@ class Evaluation:
         """
         results = self.run_policies(show)
         metrics = summarize(results, self.questions, rules=self.rules)
-        for result in results:
-            write_json(self.out / result.name / "metrics.json", policy_metrics(result, metrics, self.questions))
         write_report(metrics, self.out)
         write_json(self.out / "metrics.json", metrics)  # last: if it is there, everything else is there too
         return metrics

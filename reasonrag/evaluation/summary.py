@@ -132,6 +132,7 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         "settings": settings,
         "differences": _differences(results, intervals["by_kind"]),
         **problems,
+        "failures": _failures(results, questions),
         "judge": first.judge,
         "dataset": sorted({question.dataset for question in questions}),
         "split": ", ".join(dict.fromkeys(splits.values())) or None,
@@ -145,25 +146,15 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     }
 
 
-def policy_metrics(result: PolicyResult, metrics: Metrics, questions: Sequence[Question]) -> Metrics:
-    """Return the contents of a policy's own `metrics.json`, with every question that failed, its setting and cause."""
+def _failures(results: Sequence[PolicyResult], questions: Sequence[Question]) -> list[Metrics]:
+    """Return every question that failed, with policy, setting and cause."""
     failures = []
-    for outcome in result.outcomes:
+    for result, _, outcome in _points(results):
         for index, cause in sorted(outcome.failures.items()):
             question = questions[index]
-            failure = {"dataset": question.dataset, "question_id": question.id, "cause": cause}
-            failures.append({"setting": outcome.setting.name, **failure})
-    return {
-        "policy": result.name,
-        "content": result.content,
-        "seed": result.config.seed,
-        "rules": metrics["rules"],
-        "judge": result.judge,
-        "settings": metrics["policies"][result.name],
-        "failures": failures,
-        "calls": result.calls,
-        "versions": metrics["versions"],
-    }
+            attempt = {"policy": result.name, "setting": outcome.setting.name}
+            failures.append(attempt | {"dataset": question.dataset, "question_id": question.id, "cause": cause})
+    return failures
 
 
 def _points(results: Sequence[PolicyResult]) -> Iterator[tuple[PolicyResult, int, Outcome]]:

@@ -13,7 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.errors import DataError, RunError
+from reasonrag.core.errors import DataError
 from reasonrag.core.plots import Bar, BarChart, Panel
 from reasonrag.core.text import normalize_answer
 from reasonrag.evaluation.metrics import METRICS
@@ -55,10 +55,6 @@ def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
     """Write the pages of a finished evaluation into `out`, see `write_report`."""
     file = evaluation / _METRICS
     metrics = require_json(file)
-    if "policies" not in metrics:
-        raise RunError(
-            f"{file} is of one policy of an evaluation; give the evaluation's folder, which holds all of its policies"
-        )
     with reading(file):
         charts: list[Panel | BarChart] = []
         for metric in measured(metrics, "page"):
@@ -87,14 +83,13 @@ def _attempts_of(folder: Path, metrics: Mapping[str, Any]) -> list[Attempts]:
     """Return the policies and settings of an evaluation, in its order; `metrics` is the content of `metrics.json`."""
     attempts = []
     for policy, settings in metrics["policies"].items():
-        file = folder / policy / _METRICS
-        policy_metrics = require_json(file)
-        with reading(file):
+        with reading(folder / _METRICS):
             if Path(policy).name != policy:
                 raise ValueError(f"policy {policy!r} is not the name of a folder")
             failures: dict[str, dict[Question, str]] = {setting: {} for setting in settings}
-            for failure in policy_metrics["failures"]:
-                failures.setdefault(failure["setting"], {})[_question(failure)] = failure["cause"]
+            for failure in metrics["failures"]:
+                if failure["policy"] == policy:
+                    failures[failure["setting"]][_question(failure)] = failure["cause"]
         for setting in settings:
             label = _label(metrics, policy, setting)
             attempts.append(Attempts(label, setting, folder / policy, failures[setting]))

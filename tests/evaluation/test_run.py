@@ -74,7 +74,7 @@ def test_the_same_again_makes_no_call_and_writes_the_same_files(questions, tmp_p
     evaluate(configs, tmp_path / "out")
     assert not RECORD.calls
     assert digests(tmp_path / "out") == before
-    assert len(before) == 2 * 3 + 2  # config, metrics, trajectories a policy; metrics, report
+    assert len(before) == 2 * 2 + 2  # config, trajectories a policy; metrics, report
 
 
 def test_concurrency_changes_no_result(questions, tmp_path):
@@ -118,8 +118,8 @@ def test_a_question_that_a_backend_lets_down_is_set_aside_not_scored_and_tried_a
     assert figures["questions"] == {"total": 12, "scored": 11, "not_tried": 0}
     assert (figures["em"]["n"], figures["em"]["mean"]) == (11, pytest.approx(6 / 11))
     assert "q3" not in {row["question_id"] for row in rows(tmp_path / "out", "direct", "t1_s8_k3")}
-    own = json.loads((tmp_path / "out/direct/metrics.json").read_text())
-    assert own["failures"] == [{"setting": "t1_s8_k3", "dataset": "toy", "question_id": "q3", "cause": "unreachable"}]
+    failure = {"policy": "direct", "setting": "t1_s8_k3", "dataset": "toy", "question_id": "q3", "cause": "unreachable"}
+    assert figures["failures"] == [failure]
     assert "unreachable" in (tmp_path / "out/report.md").read_text()
     RECORD.clear()
     figures = evaluate(configs, tmp_path / "out")

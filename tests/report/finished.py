@@ -11,7 +11,7 @@ from typing import Any
 from reasonrag.core.config import load_config
 from reasonrag.core.types import Answer, Completion, Passage, Question, Search, Step, StopReason, Trajectory
 from reasonrag.evaluation.metrics import NOT_JUDGED, Attempt, attempt_values, trajectory_row
-from reasonrag.evaluation.summary import Outcome, PolicyResult, Setting, policy_metrics, summarize
+from reasonrag.evaluation.summary import Outcome, PolicyResult, Setting, summarize
 from reasonrag.formats import FORMATS
 from reasonrag.formats.base import Reading
 from reasonrag.online_rl.collector import Batch, Group, Sample, write_rollouts
@@ -138,9 +138,6 @@ def write_evaluation(
     asked = [question(n, text) for n in range(count)]
     results = [_result(folder, name, p, asked, failing, settings, text) for p, name in enumerate(policies)]
     figures = summarize(results, asked, rules="house")
-    for result in results:
-        own = policy_metrics(result, figures, asked)
-        write_text(folder / result.name / "metrics.json", json.dumps(own))
     write_text(folder / "metrics.json", json.dumps(figures))
     return folder
 

@@ -6,7 +6,7 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
-from reasonrag.core.errors import DataError, RunError
+from reasonrag.core.errors import DataError
 from reasonrag.report import write_report
 from reasonrag.storage.parquet import read_shards, write_parquet
 from reasonrag.storage.tables import trajectory_schema
@@ -92,11 +92,6 @@ def test_one_policy_alone_has_pages_too(tmp_path):
     report = write_report(write_evaluation(tmp_path / "eval", 2, ("base",), text=plain)).parent
     assert not Page(report / "index.html").all("select", id="left")
     assert [len(cells[5]) for cells in listed(report)] == [1, 1]
-
-
-def test_the_folder_of_one_policy_is_refused(evaluation):
-    with pytest.raises(RunError, match="is of one policy of an evaluation; give the evaluation's folder"):
-        write_report(evaluation[0] / "base")
 
 
 def test_tables_in_different_orders_are_refused(tmp_path):
