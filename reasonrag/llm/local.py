@@ -87,10 +87,6 @@ class TransformersLLM:
         batch_size: int = 16,
         device: str | None = None,
         dtype: str | None = None,
-        name: str | None = None,
-        trust_remote_code: bool = False,
-        revision: str | None = None,
-        chat_template: str | None = None,
     ) -> None:
         """Load the model, which takes seconds to minutes.
 
@@ -99,19 +95,13 @@ class TransformersLLM:
             batch_size: largest number of rows in a batch.
             device: `cpu`, `cuda:0`, ...; None takes a GPU if there is one, else the CPU.
             dtype: such as `bfloat16`; None takes that of the files.
-            name: name in run identities; None takes the Hub name or the folder's name.
-            trust_remote_code: whether to run code that comes with the model.
-            revision: revision of a Hub model.
-            chat_template: as `template` of `ChatTemplate.load`.
 
         Raises:
             ConfigError: the model cannot be loaded, or has no chat template.
         """
-        chat = ChatTemplate.load(
-            path_or_name, revision=revision, trust_remote_code=trust_remote_code, template=chat_template
-        )
-        model: Any = load_model(path_or_name, device, dtype, revision, trust_remote_code)
-        self._start(chat, name or public_name(path_or_name), batch_size)
+        chat = ChatTemplate.load(path_or_name)
+        model = load_model(path_or_name, device, dtype)
+        self._start(chat, public_name(path_or_name), batch_size)
         self._take(model)
 
     @classmethod
@@ -428,7 +418,10 @@ def load_model(
     revision: str | None = None,
     trust: bool = False,
 ) -> Any:
-    """Return a causal language model in evaluation mode; arguments and exceptions are those of `TransformersLLM`."""
+    """Return a causal language model in evaluation mode; other arguments and exceptions as of `TransformersLLM`.
+
+    `revision` is that of a Hub model, and `trust` runs code that comes with it.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -453,16 +446,12 @@ def open_transformers(address: ModelAddress, config: ModelConfig) -> Transformer
     """Load the model at `hf:NAME_OR_PATH`, or the shipped one at `demo[:FORMAT]`, which runs on the CPU."""
     is_demo = address.scheme == "demo"
     identity = model_identity(address.model, config.revision) + template_identity(config.chat_template)
-    llm = TransformersLLM(
-        address.model,
-        batch_size=config.batch_size,
-        device="cpu" if is_demo else config.device,
-        dtype="float32" if is_demo else config.dtype,
-        name=f"hf:{identity}",
-        trust_remote_code=config.trust_remote_code,
-        revision=config.revision,
-        chat_template=config.chat_template,
-    )
+    trust, revision = config.trust_remote_code, config.revision
+    chat = ChatTemplate.load(address.model, revision=revision, trust_remote_code=trust, template=config.chat_template)
+    device, dtype = ("cpu", "float32") if is_demo else (config.device, config.dtype)
+    model = load_model(address.model, device, dtype, revision, trust)
+    llm = TransformersLLM.borrowing(chat, name=f"hf:{identity}", batch_size=config.batch_size)
+    llm._take(model)
     llm.slots.limit = config.concurrency or llm.slots.limit
     llm.commit = None if is_demo else model_commit(address.model, config.revision)
     return llm
