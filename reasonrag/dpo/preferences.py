@@ -1,6 +1,6 @@
 """Preference data of any origin to checked rows: a run, a folder, a file or a Hub data set, in any row layout.
 
-Layouts: our own tables of pairs, TRL's lists of messages and plain texts with or without a prompt, and the published
+Layouts: our own tables of pairs, TRL's lists of messages, with or without a prompt, and plain texts, and the published
 RAG-ProGuide. Rows that cannot be used are named, never skipped silently. `PairRules` checks that no preference reverses
 another one and that no question is in two splits.
 """
@@ -68,7 +68,6 @@ _ADVICE = (
     "Needed are prompt, chosen and rejected (lists of messages, or texts), or chosen_steps and rejected_steps; "
     "repair or remove these rows."
 )
-_WHOLE_WORDS = re.compile(r"(?s:.*\s)?")
 _LAST_TAG = re.compile(r".*<(\w+)>([^<]*)</\1>\s*", re.DOTALL)
 
 Ids = tuple[int, ...]
@@ -445,7 +444,7 @@ class _Facts(_Record):
 def read_row(place: str, record: Any) -> CheckedRow:
     """Read one record row in any known layout; unknown columns are ignored. `place` names the row in messages.
 
-    >>> read_row("row 1", {"chosen": "Who made Jaws? Spielberg", "rejected": "Who made Jaws? Spiel"}).sides
+    >>> read_row("row 1", {"prompt": "Who made Jaws? ", "chosen": "Spielberg", "rejected": "Spiel"}).sides
     TextSides(prompt='Who made Jaws? ', chosen='Spielberg', rejected='Spiel')
 
     Raises:
@@ -521,21 +520,16 @@ def _read_sides(record: Mapping[str, Any]) -> Sides:
 
 
 def _with_prompt(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row with a prompt. Without one, it is the common beginning of both sides.
-
-    That is whole messages, or text up to the last white space, so that no word is cut.
-    """
+    """Return a row with a prompt. Without one, it is the messages with which both sides begin."""
     for side in _SIDES:
         if record.get(side) is None:
             raise Unusable(f"{side} missing")
     chosen, rejected = record["chosen"], record["rejected"]
-    if record.get("prompt") is not None or type(chosen) is not type(rejected):
+    if record.get("prompt") is not None:
         return record
-    shared = common_length(chosen, rejected) if isinstance(chosen, list | str) else 0
-    if isinstance(chosen, str) and (words := _WHOLE_WORDS.match(chosen[:shared])):
-        shared = len(words[0])
+    shared = common_length(chosen, rejected) if isinstance(chosen, list) and isinstance(rejected, list) else 0
     if not shared:
-        raise Unusable("prompt missing, and chosen and rejected have no common beginning")
+        raise Unusable("prompt missing, and chosen and rejected begin with no common message")
     return {**record, "prompt": chosen[:shared], "chosen": chosen[shared:], "rejected": rejected[shared:]}
 
 
@@ -714,15 +708,12 @@ def _texts_of(sides: Sides) -> tuple[list[str], list[str], list[str]]:
     if isinstance(sides, TextSides):
         return [sides.prompt], [sides.chosen], [sides.rejected]
     if isinstance(sides, ChatSides):
-        prompt, chosen, rejected = (_contents(messages) for messages in (sides.prompt, sides.chosen, sides.rejected))
-        return prompt, chosen, rejected
+        sides_by_name = (sides.prompt, sides.chosen, sides.rejected)
+        prompt, *texts = ([message["content"] for message in messages] for messages in sides_by_name)
+        return prompt, texts[0], texts[1]
     state = sides.chosen[0].prompt
     prompt = [*(message.content for message in state.messages), state.prefix]
     return prompt, [step.text for step in sides.chosen], [step.text for step in sides.rejected]
-
-
-def _contents(messages: Messages) -> list[str]:
-    return [message["content"] for message in messages]
 
 
 def _content(kind: str, text: str) -> TypedText:

@@ -77,7 +77,6 @@ class TokenPairs:
 
     train: list[Pair]
     test: list[Pair]  # of held-out questions; empty if the source holds none out
-    source: str  # the data, as it was named
     checksum: str  # changes with any row of the source, whether it is in a sample or not
     card: PolicyCard | None  # how the policy was prompted, if the data comes from a known run
     encoded: Counter[str]  # how many steps are scored with the ids that were sampled, as from `encode`
@@ -146,7 +145,7 @@ def tokenise(
         "token_ids": {"steps": step_count, **shares},
         "lengths": lengths,
     }
-    return TokenPairs(kept["train"], kept["test"], source, checksum, preferences.card, encoded, facts)
+    return TokenPairs(kept["train"], kept["test"], checksum, preferences.card, encoded, facts)
 
 
 def _sample(rows: list[CheckedRow], settings: PairSettings) -> list[CheckedRow]:

@@ -26,7 +26,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -247,24 +247,6 @@ def _checkpoints(out: Path) -> list[Path]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-@contextlib.contextmanager
-def explain_full_disk(out: Path) -> Iterator[None]:
-    """Turn any error about a full disk into one line.
-
-    Raises:
-        RunError: a file could not be written; complete checkpoints are kept.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not any(message in str(error) for message in _DISK_FULL):
-            raise
-        raise RunError(
-            f"{out}: the disk is full, or a quota or a limit on the size of files is reached; free some space and run "
-            "the same command again, it resumes from the last complete checkpoint"
-        ) from error
-
-
 def without_places(value: Any) -> Any:
     """Return the same tree with every text stripped of where on a machine or in a network something is.
 
@@ -354,13 +336,17 @@ class TrainingRun(Generic[S]):
             self.log = lambda line: None
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(explain_full_disk(self.out))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self._stack.__exit__(kind, error, trace)
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if isinstance(error, Exception) and any(message in str(error) for message in _DISK_FULL):
+            raise RunError(
+                f"{self.out}: the disk is full, or a quota or a limit on the size of files is reached; free some space "
+                "and run the same command again, it resumes from the last complete checkpoint"
+            ) from error
 
     @functools.cached_property
     def chat(self) -> ChatTemplate:

@@ -9,6 +9,7 @@ import pytest
 from reasonrag.core.config import PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.settings import dump
+from reasonrag.dpo.preferences import read_row
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.pipeline.tables import export_pairs
 from reasonrag.storage.files import write_json
@@ -16,6 +17,7 @@ from reasonrag.storage.folder import RunFolder
 from reasonrag.storage.parquet import ShardWriter, write_parquet
 from reasonrag.storage.tables import pair_schema, tree_schema
 from reasonrag.training.settings import PairSettings
+from tests.publish.toys import proguide_row
 from tests.training.toys import token_pairs
 
 DEMO = Path(__file__).parents[2] / "reasonrag/demo/policy"
@@ -154,6 +156,17 @@ def test_a_file_is_all_for_training_even_with_question_ids(kind, tmp_path, chat)
     assert (found.train[0].depth, found.train[0].margin, found.train[0].group) == (1, 0.5, ("toy", "0"))
 
 
+def test_a_prompt_may_begin_both_sides_and_rag_proguide_brings_its_own_fields(tmp_path, chat):
+    whole = plain()
+    implicit = {side: whole["prompt"] + whole[side] for side in ("chosen", "rejected")}
+    (pair,) = opened(jsonl(tmp_path / "a.jsonl", implicit), chat).train
+    (explicit,) = opened(jsonl(tmp_path / "b.jsonl", whole), chat).train
+    assert (pair.chosen, pair.rejected) == (explicit.chosen, explicit.rejected)
+    published = read_row("row 1", proguide_row(6))
+    assert published.sides.prompt[1]["content"] == "Question: Who made film 6?"
+    assert (published.types, published.depth) == (("query", "answer"), 2)
+
+
 def test_plain_rows_have_no_margin_and_end_as_the_template_does(tmp_path, chat):
     (pair,) = opened(jsonl(tmp_path / "a.jsonl", plain()), chat).train
     assert (pair.margin, pair.depth) == (None, 0)
@@ -186,7 +199,7 @@ def test_a_hub_data_set_that_was_fetched_before_brings_its_splits_offline(cached
     folder = cached(train=[plain(1), plain(2)], validation=[plain(3)])
     (folder / "reasonrag.yaml").write_text("format: {name: reasonrag}\n")
     found = opened("someone/pairs@v1.0.0:all", chat)
-    assert (len(found.train), len(found.test), found.source) == (2, 1, "someone/pairs@v1.0.0:all")
+    assert (len(found.train), len(found.test), found.facts["source"]) == (2, 1, "someone/pairs@v1.0.0:all")
     assert found.card == PolicyCard("format: {name: reasonrag}\n")
     for other in ("someone/pairs", "someone/pairs@v2.0.0", "someone/pairs@v1.0.0:other"):
         refused(other, chat, "cannot be fetched from the Hub")

@@ -38,7 +38,7 @@ def one_thread():
 
 
 def examples(pairs, test=()):
-    return TokenPairs(list(pairs), list(test), "toy", "c", None, Counter(), {})
+    return TokenPairs(list(pairs), list(test), "c", None, Counter(), {})
 
 
 def rows_of(pairs):
