@@ -104,11 +104,6 @@ def test_folders_that_cannot_be_used(world: World, finished_run: Path, tmp_path:
     assert "run.json" in refusal("pairs", tmp_path)
 
 
-def test_a_retrieval_server_that_refuses_connections(world: World, out: tuple[str, Path]) -> None:
-    line = build_refusal("--dataset", world.questions, *EXTRACTIVE, "--retriever-url", NO_SERVER, *out)
-    assert "127.0.0.1:9" in line
-
-
 def test_a_server_that_refuses_the_key_does_not_get_it_printed(world: World, out: tuple[str, Path]) -> None:
     rejected = Answer(401, '{"error": {"message": "this key is not known: {authorization}"}}')
     with Stub(always(rejected)) as server:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -100,14 +99,6 @@ def test_shards_of_two_runs_load_together(
     assert loaded["rows"] == sum(count["train"] if "train" in pattern else count["total"] for count in pairs)
     trees = load([f"{finished_run}/trees/*.parquet", f"{other}/trees/*.parquet"], tmp_path / "cache")
     assert trees["rows"] == len(product.tree_rows(finished_run)) + len(product.tree_rows(other))
-
-
-@pytest.mark.slow
-def test_the_folder_of_pairs_loads_where_nothing_is_held_out(finished_run: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
-    assert product.run("pairs", run, "--test-share", "0").returncode == 0
-    loaded = load(str(run / "pairs"), tmp_path / "cache")
-    assert loaded["rows"] == product.summary(run)["pairs"]["total"]
 
 
 @pytest.mark.slow

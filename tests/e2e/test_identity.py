@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reasonrag.storage.parquet import read_parquet
-from reasonrag.storage.tables import pair_schema, trajectory_pair_schema
+from reasonrag.storage.tables import pair_schema
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
@@ -62,10 +62,6 @@ def test_another_budget_in_the_same_folder_is_refused_with_both_values(
     figure(line[line.index("(") : line.index(")") + 1])
     assert "search.iterations: 12 there, 13 now" in line
     assert product.file_digests(own_run) == before
-
-
-def test_other_questions_in_the_same_folder_are_refused(world: World, own_run: Path) -> None:
-    assert "content.questions" in refusal(*world.flags, *SETTINGS, "--limit", "3", "--out", own_run)
 
 
 @pytest.mark.fault("31", "a setting that changes no result differs between runs", "accepted; the same files")
@@ -150,17 +146,6 @@ def test_pairs_of_a_run_without_its_trees_are_refused_and_the_old_ones_stay(own_
     assert product.pair_rows(own_run) == before != []
 
 
-def test_pairs_with_another_alpha_go_beside_the_run_and_leave_it_alone(own_run: Path, tmp_path: Path) -> None:
-    before = product.file_digests(own_run)
-    done = product.run("pairs", own_run, "--alpha", "1", "--out", tmp_path / "alpha1")
-    assert done.returncode == 0, done.stderr
-    assert product.file_digests(own_run) == before
-    rows = [row for f in (tmp_path / "alpha1").glob("*.parquet") for row in read_parquet(f, pair_schema())]
-    by_step = {row["pair_id"]: row for row in product.pair_rows(own_run)}
-    shared = [row for row in rows if row["pair_id"] in by_step]
-    assert shared and all(row["chosen_reward"] >= by_step[row["pair_id"]]["chosen_reward"] for row in shared)
-
-
 def test_unsure_pairs_are_left_out_and_counted(own_run: Path, tmp_path: Path) -> None:
     done = product.run("pairs", own_run, "--min-rollouts", "2", "--min-confidence", "0.6", "--out", tmp_path / "sure")
     assert done.returncode == 0, done.stderr
@@ -177,15 +162,6 @@ def test_unsure_pairs_are_left_out_and_counted(own_run: Path, tmp_path: Path) ->
     )
     refused = product.run("pairs", own_run, "--min-confidence", "1.5", "--out", tmp_path / "no")
     assert refused.returncode == 2 and "min_confidence" in refused.stderr
-
-
-def test_whole_trajectories_are_compared_by_their_outcome(own_run: Path, tmp_path: Path) -> None:
-    done = product.run("pairs", own_run, "--level", "trajectory", "--out", tmp_path / "outcome")
-    assert done.returncode == 0, done.stderr
-    files = (tmp_path / "outcome").glob("*.parquet")
-    rows = [row for file in files for row in read_parquet(file, trajectory_pair_schema())]
-    assert rows and all(row["chosen_reward"] > row["rejected_reward"] for row in rows)
-    assert all(len(row["chosen_steps"]) >= 1 <= len(row["rejected_steps"]) for row in rows)
 
 
 def test_pairs_never_take_a_folder_of_something_else(own_run: Path, tmp_path: Path) -> None:

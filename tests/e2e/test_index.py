@@ -55,17 +55,6 @@ def test_the_same_corpus_gives_the_same_bytes_and_nothing_is_built_twice(
     assert {path: path.stat().st_mtime_ns for path in again.glob("*/*")} == times
 
 
-def test_a_manifest_says_what_an_index_is_made_of(index: Path, world: World) -> None:
-    passages, embeddings = (
-        json.loads((index / part / "manifest.json").read_text(encoding="utf-8")) for part in ("passages", "embeddings")
-    )
-    assert passages["made_of"]["corpus"] == world.corpus.name
-    assert passages["counts"]["passages"] == len(world.corpus.read_text(encoding="utf-8").splitlines())
-    assert embeddings["counts"]["dims"] == 384
-    assert len(embeddings["settings"]["encoder"]["checksum"]) == 64
-    assert str(index.parent) not in json.dumps([passages, embeddings])
-
-
 def test_build_tree_searches_by_words_and_vectors_at_once_where_an_index_has_both(
     index: Path, world: World, tmp_path: Path
 ) -> None:

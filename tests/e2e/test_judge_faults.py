@@ -93,16 +93,6 @@ def test_unreadable_replies_lose_no_question(share: float, world: World, tmp_pat
     check_counts(judge, summary, rows)
 
 
-def test_steps_that_the_judge_can_never_read_lose_no_question(world: World, tmp_path: Path) -> None:
-    def stubborn(request: product.Row) -> bool:
-        return draw("spoilt", request["messages"][1]["content"].partition("\n\n" + REMINDER)[0]) < 0.2
-
-    with Judge(stubborn) as judge:
-        summary, rows = run_with(judge, world, tmp_path / "run")
-    assert judge.lost == judge.spoilt / 3 > 10
-    check_counts(judge, summary, rows)
-
-
 def test_a_judge_that_is_always_unreadable_leaves_values_missing(world: World, tmp_path: Path) -> None:
     with Judge(lambda request: True) as judge:
         summary, rows = run_with(judge, world, tmp_path / "run")

@@ -121,15 +121,6 @@ def test_adapters_are_merged_into_a_folder_that_needs_no_peft(trees: Path, tmp_p
     assert first["em"] == second["em"] and first["steps"] == second["steps"]
 
 
-def test_trees_of_a_trained_policy_are_built_with_its_own_settings(trained: Path, tmp_path: Path) -> None:
-    product.build(
-        *("--dataset", "demo", "--policy", f"hf:{trained}", "--limit", "2", "--iterations", "4"),
-        *("--out", tmp_path / "r"),
-    )
-    settings = (tmp_path / "r" / "config.yaml").read_text()
-    assert "prompts: brief" in settings and "top_k: 1" in settings
-
-
 # What cannot work
 
 
@@ -150,7 +141,3 @@ def test_prompts_that_do_not_fit_are_reported_and_refused(trees: Path, tmp_path:
     )
     assert kept.returncode == 0, kept.stderr
     assert read(tmp_path / "out" / "training.json")["data"]["train"]["pairs"] == 9
-
-
-def test_a_folder_of_something_else_is_no_evaluation(trees: Path) -> None:
-    assert "run of build-tree" in refused("eval", "--preset", "demo", "--policy", "demo", "--out", trees)
