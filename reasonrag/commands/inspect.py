@@ -16,7 +16,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import one_line, printable
 
 RUN = click.argument("run", type=PATH)
-_FORMS = ("trl", "llamafactory", "verl", "search-r1", "jsonl", "flashrag")
+_FORMS = ("trl", "llamafactory", "verl", "search-r1", "jsonl", "graphml", "flashrag")
 
 
 @command()
@@ -100,6 +100,8 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
       reasonrag export runs/hotpot --to llamafactory --out data
     Questions for RL, in Search-R1's format:
       reasonrag export runs/hotpot --to verl --out data
+    Trees as graphs, for Gephi, yEd, Cytoscape and networkx.read_graphml:
+      reasonrag export runs/hotpot --to graphml --out graphs
     The demo world's questions and corpus as FlashRAG's files:
       reasonrag export demo --to flashrag --out world
     """

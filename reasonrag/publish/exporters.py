@@ -32,6 +32,7 @@ from reasonrag.formats.base import PromptSet
 from reasonrag.formats.stream import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
+from reasonrag.report.trees import read_trees
 from reasonrag.storage.files import write_json, writing
 from reasonrag.storage.folder import Folder, read_run
 from reasonrag.storage.parquet import Row, RowProblems, read_shards, shard_paths, write_parquet
@@ -277,6 +278,36 @@ def verl_row(question: Question, source: str, prompt: Sequence[Message], split: 
     }
 
 
+def export_graphml(run: Path, out: Path) -> dict[str, int]:
+    """Write each tree as a GraphML file named by its place in the run and its id; return the number of files.
+
+    Edges go from parent to child, nodes are numbered as in the tables, and a node's attributes are its columns that
+    GraphML can hold: missing values and lists are left out.
+    """
+    import networkx as nx
+
+    Folder(out, "set of graphs", "*.graphml").claim()
+    count = 0
+    for tree in read_trees(run):
+        graph, best_path = nx.DiGraph(), set(tree.best_path)
+        for row in tree.nodes:
+            columns = {name: _xml(value) for name, value in row.items() if isinstance(value, str | int | float)}
+            graph.add_node(row["node_id"], **columns, best=row["node_id"] in best_path)
+        graph.add_edges_from((row["parent_id"], row["node_id"]) for row in tree.nodes[1:])
+        plain = re.sub(r"[^A-Za-z0-9_]+", "_", tree.root["question_id"]).strip("_")[:60]  # ids may hold anything
+        with writing(out / f"{count:05d}-{plain}.graphml") as file:
+            # Not `write_graphml`, which writes other bytes where lxml is installed.
+            nx.write_graphml_xml(graph, file)
+        count += 1
+    return {"graphs": count}
+
+
+def _xml(value: Any) -> Any:
+    # XML 1.0, production 2; a carriage return is allowed, but every reader makes a line feed of it.
+    forbidden = "[^\t\n\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+    return re.sub(forbidden, "\N{REPLACEMENT CHARACTER}", value) if isinstance(value, str) else value
+
+
 # Called with the run and the folder; exporters that render prompts take `tokenizer`, those of questions `prompts`.
 EXPORTERS: dict[str, Callable[..., dict[str, int]]] = {
     "trl": export_trl,
@@ -284,4 +315,5 @@ EXPORTERS: dict[str, Callable[..., dict[str, int]]] = {
     "verl": export_questions,
     "search-r1": partial(export_questions, tool="search-r1"),
     "jsonl": export_pairs,
+    "graphml": export_graphml,
 }
