@@ -1,8 +1,8 @@
 """Advance trajectories by one step, or run them to the end (arXiv:2505.14069, Algorithm 1).
 
-The engine knows no tags and no rewards. It asks the format for a prompt, the policy for a completion, the format for
-the action, and the retriever for passages if the action is a search. Any number of trajectories may be advanced
-concurrently: the backends batch requests and limit their number.
+The engine knows no tags and no rewards. It asks the format for a prompt, the policy for a completion, the
+format for the action, and the retriever for passages if the action is a search. Any number of
+trajectories may be advanced concurrently: the backends batch requests and limit their number.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _FIRST_LOOK, _SECOND_LOOK = 12, 60  # steps
 class FirstSteps:
     """Looks at the first steps that a policy writes: stops a run of unreadable steps before it is paid for.
 
-    It looks at the first 12, of which one has to be readable, and at the first 60, of which a share has to be.
+    It looks at the first 12, of which one has to be readable, and at the first 60, of which a share has
+    to be.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class FirstSteps:
             policy: its name, for the message.
             most_unreadable: share of the first 60 steps, in [0, 1]; 1 only warns.
             longer: the flag, with its value, that lets the policy write more tokens.
-            refuse: lets all calls that are still to be paid for raise an error, and replays others; None: `check`
-                raises it before every call.
+            refuse: lets all calls that are still to be paid for raise an error, and replays others; None:
+                `check` raises it before every call.
         """
         self.policy = policy
         self.most_unreadable = most_unreadable
@@ -138,8 +139,8 @@ class Engine:
             retriever: answers the searches.
             format: turns steps into prompts and completions into actions.
             max_steps: actions of a trajectory, as the format counts them; the last one has to answer.
-            max_searches: searches of a trajectory; once the passages of the last one are read, it has to answer. None
-                leaves them to `max_steps`.
+            max_searches: searches of a trajectory; once the passages of the last one are read, it has to
+                answer. None leaves them to `max_steps`.
             top_k: passages per search.
             sampling: temperature, top_p and max_tokens of every step; the engine sets seed and n.
             first_steps: ends a run if its steps cannot be read; None never does.
@@ -160,7 +161,8 @@ class Engine:
     async def step(self, trajectory: Trajectory, *, seed: int) -> Trajectory:
         """Return the trajectory with one more step; it ends if that step answers or is the last one allowed.
 
-        The step is one that the format takes itself (`Format.own_step`), or else the policy is asked for it.
+        The step is one that the format takes itself (`Format.own_step`), or else the policy is asked for
+        it.
 
         Raises:
             ValueError: the trajectory has already ended.
@@ -176,10 +178,11 @@ class Engine:
             # Nothing was sampled for it, so there is nothing to train on.
             step = Step(Prompt(()), Completion("", prompt_tokens=0, completion_tokens=0), own_action)
             return await self._take(trajectory, step)
-        # The last step has to answer: a trajectory that only searches earns nothing, and its prefix would look
-        # worthless.
+        # The last step has to answer: a trajectory that only searches earns nothing, and its prefix would
+        # look worthless.
         final = self.format.must_answer(trajectory.steps, self.max_steps)
-        # A growing turn holds the passages already; other formats show them once, in a step that cannot search.
+        # A growing turn holds the passages already; other formats show them once, in a step that cannot
+        # search.
         is_read = self.format.append_only or self.format.stage(trajectory.steps) is not Stage.GROUNDING
         final = final or (is_spent and is_read)
         prompt = self.format.prompt(trajectory.question, trajectory.steps, final=final)
@@ -205,7 +208,8 @@ class Engine:
     def _known_reply(self, trajectory: Trajectory, prompt: Prompt) -> Completion | None:
         """Return the reply to the last step's prompt if a greedy policy is asked it again: it would write the same.
 
-        That is where a step could not be read: the next prompt is that step's unless it has to be the last one.
+        That is where a step could not be read: the next prompt is that step's unless it has to be the
+        last one.
         """
         last = trajectory.steps[-1] if self.sampling.temperature == 0 and trajectory.steps else None
         return last.completion if last is not None and last.prompt == prompt else None
@@ -231,7 +235,8 @@ class Engine:
         if self.first_steps is not None:
             self.first_steps.check()
         shared = self.sampling
-        # One request a candidate: each has a seed of its own, so more candidates change none of the others.
+        # One request a candidate: each has a seed of its own, so more candidates change none of the
+        # others.
         seeds = [seed, *(derive_seed(seed, "candidate", number) for number in range(1, self.candidates))]
         requests = []
         for request_seed in seeds:
@@ -246,8 +251,8 @@ class Engine:
     ) -> list[Trajectory]:
         """Run `[B]` trajectories to their ends, concurrently; trajectory `i` derives its step seeds from `seeds[i]`.
 
-        `completed` is called after each step. If a backend fails for one of them, the exception is raised after the
-        others have ended: paid calls are kept.
+        `completed` is called after each step. If a backend fails for one of them, the exception is raised
+        after the others have ended: paid calls are kept.
         """
         attempts = zip(trajectories, seeds, strict=True)
         return await gather_all(self._finish(trajectory, seed, completed) for trajectory, seed in attempts)

@@ -1,11 +1,13 @@
 """The rollout engine as an environment server: OpenEnv's protocol over a WebSocket, with prompts as observations.
 
-A client resets its session to a question, then answers each prompt as the policy, and at the end gets the reward:
+A client resets its session to a question, then answers each prompt as the policy, and at the end gets the
+reward:
 
     {"type": "reset", "data": {"question_id": "q1"}}    {"type": "step", "data": {"text": "<search>..."}}
 
-Each is answered by `{"type": "observation", "data": {"observation": {...}, "reward": null, "done": false}}`. The engine
-asks the client as it asks any `LLM`, so prompts, parsing, forced answers and rewards are those of `rl train`.
+Each is answered by `{"type": "observation", "data": {"observation": {...}, "reward": null, "done":
+false}}`. The engine asks the client as it asks any `LLM`, so prompts, parsing, forced answers and rewards
+are those of `rl train`.
 """
 
 from __future__ import annotations
@@ -63,8 +65,9 @@ class Message(BaseModel):
 class Reset(BaseModel):
     """The question of an episode: by id, by its text, or with golden answers one of the client's own.
 
-    Without a choice the questions come in turn, or the seed draws one. Other fields are ignored, so that a row of a
-    training set can be sent as it is. `step` counts optimizer steps, for rewards that change during training.
+    Without a choice the questions come in turn, or the seed draws one. Other fields are ignored, so that
+    a row of a training set can be sent as it is. `step` counts optimizer steps, for rewards that change
+    during training.
     """
 
     question_id: str | None = None
@@ -87,10 +90,11 @@ class Action(BaseModel):
 class Observation(BaseModel):
     """The policy's next prompt; at the end, what came of the trajectory.
 
-    `messages` and `tools` are a chat as OpenAI's servers take it, `prefix` is the open turn that the policy continues.
-    `inserted` is its end that is new since the policy's last words: what a trainer appends to the tokens, outside the
-    loss. `trained` is false where a reward asks the policy something, which is not a step of the trajectory. `cause`
-    is the reason for a missing reward: leave the episode out then; it does not count as 0.
+    `messages` and `tools` are a chat as OpenAI's servers take it, `prefix` is the open turn that the
+    policy continues. `inserted` is its end that is new since the policy's last words: what a trainer
+    appends to the tokens, outside the loss. `trained` is false where a reward asks the policy something,
+    which is not a step of the trajectory. `cause` is the reason for a missing reward: leave the episode
+    out then; it does not count as 0.
     """
 
     question_id: str = ""
@@ -210,7 +214,8 @@ class Session:
             (score,) = await self._reward.score([trajectory], step=reset.step)
         except ReasonRAGError as error:  # its message is written for people
             self._replies.put_nowait(_failure(str(error)))
-        # The message of any other error may quote the question or a passage: the client gets its type alone.
+        # The message of any other error may quote the question or a passage: the client gets its type
+        # alone.
         except Exception as error:
             log.warning("an episode failed", error=excerpt(f"{type(error).__name__}: {error}"))
             self._replies.put_nowait(_failure(f"internal error ({type(error).__name__})"))

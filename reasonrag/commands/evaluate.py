@@ -116,8 +116,8 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
     With a judge: also how often searches are needless or missing (OSR, USR):
       reasonrag eval --preset demo --policy base=demo:hiprag --policy rl=hf:runs/demo/hiprag/best \\
           --judge demo-judge --out reports/hiprag
-    In the demo world, greedy and sampled:
-      reasonrag eval --preset demo --policy base=demo --policy dpo=hf:runs/demo/dpo --temperature 0,1 --out reports/demo
+    In the demo world, greedy and sampled: reasonrag eval --preset demo --policy base=demo --policy
+      dpo=hf:runs/demo/dpo --temperature 0,1 --out reports/demo
 
     If the evaluation is killed or stopped, the same command resumes it.
     """
@@ -168,8 +168,8 @@ def policy_configs(
 ) -> dict[str, Config]:
     """Return the configuration of each policy of an evaluation, by its name. The default split is a held-out one.
 
-    `policies` are the values of `--policy`, `by_name` those of the flags in `_BY_NAME`, by setting; `choices` is what
-    `sources` returns.
+    `policies` are the values of `--policy`, `by_name` those of the flags in `_BY_NAME`, by setting;
+    `choices` is what `sources` returns.
 
     Raises:
         ConfigError: two policies have one name, or another flag names a policy that is not there.
@@ -202,7 +202,8 @@ def policy_configs(
 def _held_out(choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of held-out questions: each data set of `--dataset` with a split that no policy learned from.
 
-    Nothing if a flag, `--set` or the file names a split. A file's `train` does not count: it is that of build-tree.
+    Nothing if a flag, `--set` or the file names a split. A file's `train` does not count: it is that of
+    build-tree.
     """
     from reasonrag.core.config import PRESETS
     from reasonrag.core.settings import gather

@@ -47,10 +47,9 @@ _RARE = ("passages.strict", "passages.max_words", "bm25", "encoder.dtype", "enco
 def index() -> None:
     """Search indexes: BM25 and dense, from a corpus on disk or on the Hub.
 
-    \b
-      reasonrag index build --corpus corpus.jsonl.gz --kind bm25 --out indexes/mine
-      reasonrag index serve indexes/mine
-      reasonrag build-tree --dataset questions.jsonl --index indexes/mine --policy extractive --out runs/try
+    \b reasonrag index build --corpus corpus.jsonl.gz --kind bm25 --out indexes/mine reasonrag index serve
+      indexes/mine reasonrag build-tree --dataset questions.jsonl --index indexes/mine --policy extractive
+      --out runs/try
     """
 
 
@@ -147,8 +146,8 @@ def recall(
 ) -> None:
     """Measure how often a search finds gold passages.
 
-    any-gold@k: any of them is among the first k; all-gold@k: all are. Prints JSON with a 95 % interval over questions.
-    The `metadata.gold_ids` of each question name the gold passages.
+    any-gold@k: any of them is among the first k; all-gold@k: all are. Prints JSON with a 95 % interval
+    over questions. The `metadata.gold_ids` of each question name the gold passages.
 
     \b
       reasonrag index recall indexes/mine --dataset dev.jsonl --k 5,10

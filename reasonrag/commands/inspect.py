@@ -27,8 +27,8 @@ def report(folder: Path, out: Path | None, in_browser: bool) -> None:
     """Write HTML pages about a run, a training run or an evaluation. They open from disk.
 
     \b
-    A run: its settings and numbers, every question and its tree (of a run of more than 500 questions, a sample):
-      reasonrag report runs/hotpot --open
+    A run: its settings and numbers, every question and its tree (of a run of more than 500 questions, a
+      sample): reasonrag report runs/hotpot --open
     A training run: its curves and, of `rl train`, every rollout with its reward and the reason for it:
       reasonrag report policies/rl
     An evaluation: the policies compared, and the questions on which they differ:
@@ -55,8 +55,8 @@ def report(folder: Path, out: Path | None, in_browser: bool) -> None:
 def show(run: Path, question: str | None, out: Path | None, as_json: bool, **given: Any) -> None:
     """Print the numbers of a run, or the tree of the question with the id QUESTION.
 
-    Numbers: nodes, pairs by type and depth, contradictions, margins, lengths, calls, cost. Tree: visits, values, SPRE,
-    the best path, and which step is preferred to which.
+    Numbers: nodes, pairs by type and depth, contradictions, margins, lengths, calls, cost. Tree: visits,
+    values, SPRE, the best path, and which step is preferred to which.
 
     \b
       reasonrag show runs/hotpot
@@ -92,8 +92,8 @@ def show(run: Path, question: str | None, out: Path | None, as_json: bool, **giv
 def export(run: Path, form: str, out: Path, **given: str | None) -> None:
     """Write the data of a run in the format of another tool.
 
-    TRL reads RUN/pairs without an export if the format is reasonrag. In other formats a prompt may end with an open
-    turn, which TRL would close: train on what --to trl writes.
+    TRL reads RUN/pairs without an export if the format is reasonrag. In other formats a prompt may end
+    with an open turn, which TRL would close: train on what --to trl writes.
 
     \b
     Preference files and dataset_info.json for LLaMA-Factory:
@@ -117,9 +117,10 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
 def verify(paths: tuple[Path, ...], as_json: bool) -> None:
     """Check files on disk: checksums, tables, trees, pairs, splits, numbers, weights. Without PATHS, this machine.
 
-    A run, Parquet files or a folder of them, an index, a model or a training run. Prints a line for each kind of thing
-    that was checked, or one for each problem. Exits with 1 if there is any problem, and with 2 if a path holds nothing
-    that can be checked. Without PATHS it prints the installed versions and which models work on this machine.
+    A run, Parquet files or a folder of them, an index, a model or a training run. Prints a line for each
+    kind of thing that was checked, or one for each problem. Exits with 1 if there is any problem, and
+    with 2 if a path holds nothing that can be checked. Without PATHS it prints the installed versions and
+    which models work on this machine.
 
     \b
       reasonrag verify runs/hotpot policies/dpo indexes/mine
@@ -191,7 +192,8 @@ def _exchange(
     from reasonrag.commands.console import log_plainly
 
     log_plainly()
-    # Tools need different options. One that is given and not taken is refused, or it would be ignored in silence.
+    # Tools need different options. One that is given and not taken is refused, or it would be ignored in
+    # silence.
     takes = inspect.signature(tool).parameters
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if unused := chosen.keys() - takes.keys():

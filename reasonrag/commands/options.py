@@ -123,8 +123,8 @@ def settings(model: str, *keys: str, show_keys: bool = True) -> Callable[[F], F]
     Args:
         model: name of the model in `options.json`.
         keys: dotted names of settings; a section stands for all of its settings that have a flag.
-        show_keys: end each help text with the name of the setting. Without it, an option's parameter has the last
-            part of that name, for commands that do not read the model itself.
+        show_keys: end each help text with the name of the setting. Without it, an option's parameter has
+            the last part of that name, for commands that do not read the model itself.
     """
     # A table in JSON, because the models need pydantic, which takes longer to import than `--help` may.
     flags = table()["flags"][model]
@@ -148,7 +148,8 @@ def out(help: str, *, required: bool = True) -> Callable[[F], F]:
 
 def _option(key: str, flag: Mapping[str, Any], show_key: bool) -> Callable[[F], F]:
     kind = flag["type"]
-    # click passes options as arguments, whose names have no dots: "search__iterations" for search.iterations.
+    # click passes options as arguments, whose names have no dots: "search__iterations" for
+    # search.iterations.
     parameter = key.replace(".", "__") if show_key else key.rpartition(".")[2]
     return click.option(
         flag["flag"],

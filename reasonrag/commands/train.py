@@ -1,7 +1,7 @@
 """`dpo`, `sft`, `prm`, `rl` and `env`: training on pairs, trees and rollouts, and rollouts for other trainers.
 
-A training command that is given no data and no model takes the newest run in runs/ and the policy that acted there. It
-prints every choice, and an error lists the alternatives.
+A training command that is given no data and no model takes the newest run in runs/ and the policy that
+acted there. It prints every choice, and an error lists the alternatives.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def dpo_train(out: Path | None, **given: Any) -> None:
     """Train a policy on preference pairs. Only the tokens of the steps are scored.
 
     \b
-    On the newest finished run in runs/, the policy that acted there (else the paper's, which needs a GPU):
-      reasonrag dpo train
+    On the newest finished run in runs/, the policy that acted there (else the paper's, which needs a
+      GPU): reasonrag dpo train
     On one GPU, adapters:
       reasonrag dpo train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo --merge
     The published configuration, on eight GPUs:
@@ -122,12 +122,12 @@ def prm_train(out: Path | None, **given: Any) -> None:
     \b
     On one GPU, adapters:
       reasonrag prm train --data runs/hotpot --model Qwen/Qwen2.5-1.5B-Instruct --out policies/prm
-    Without a GPU, in the demo world; then the best of four attempts at each question:
-      reasonrag prm train --preset demo --data runs/demo/trees --out runs/demo/prm
-      reasonrag eval --preset demo --policy demo --temperature 1 --best-of 4 --prm runs/demo/prm --out reports/best
+    Without a GPU, in the demo world; then the best of four attempts at each question: reasonrag prm train
+      --preset demo --data runs/demo/trees --out runs/demo/prm reasonrag eval --preset demo --policy demo
+      --temperature 1 --best-of 4 --prm runs/demo/prm --out reports/best
 
-    training.json has its metrics on held-out questions. If the training run is killed or stopped, the same command
-    resumes it from the last checkpoint.
+    training.json has its metrics on held-out questions. If the training run is killed or stopped, the
+    same command resumes it from the last checkpoint.
     """
     _train("PRM", "reasonrag.prm.train:train_prm", given, out)
 
@@ -136,9 +136,8 @@ def prm_train(out: Path | None, **given: Any) -> None:
 def rl() -> None:
     """Online training on rollouts, with TRL's GRPO.
 
-    \b
-      reasonrag rl train
-      reasonrag rl train --preset hiprag --dataset hotpotqa --model Qwen/Qwen2.5-3B-Instruct --out policies/hiprag
+    \b reasonrag rl train reasonrag rl train --preset hiprag --dataset hotpotqa --model
+      Qwen/Qwen2.5-3B-Instruct --out policies/hiprag
     """
 
 
@@ -166,8 +165,8 @@ def rl_train(out: Path | None, **given: Any) -> None:
     Rollouts by a vLLM server, which gets the weights before each batch:
       reasonrag rl train --preset search-r1 --dataset hotpotqa --model Qwen/Qwen2.5-3B-Instruct \\
           --rollout-url http://127.0.0.1:8000/v1 --out policies/search-r1
-    Without a GPU, in the demo world (also demo-hiprag, demo-hiprag-ppo, demo-search-p1, demo-when-to-search):
-      reasonrag rl train --preset demo-outcome --out runs/demo/outcome
+    Without a GPU, in the demo world (also demo-hiprag, demo-hiprag-ppo, demo-search-p1,
+      demo-when-to-search): reasonrag rl train --preset demo-outcome --out runs/demo/outcome
 
     The same command resumes a killed or stopped run from its last checkpoint.
     """
@@ -234,8 +233,8 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     journal_path = out.with_name(f"{out.name}.journal.sqlite")
     progress = Progress(len(parts.questions), "questions", label="reference plans")
 
-    # Every reply is in the journal, under the content of its request, before it is used. So the same command resumes
-    # after a kill, and other candidates or questions cost their new calls alone.
+    # Every reply is in the journal, under the content of its request, before it is used. So the same
+    # command resumes after a kill, and other candidates or questions cost their new calls alone.
     async def make(journal: Journal) -> list[dict[str, Any]]:
         policy = JournaledLLM(parts.policy, journal, kind="policy")
         assert parts.judge is not None  # value.kind is judge
@@ -295,8 +294,8 @@ def env() -> None:
 def serve(**given: Any) -> None:
     """Serve questions, searches and rewards to OpenEnv's clients. They get prompts and keep the policy.
 
-    It serves the task that `rl train` with the same options trains on. If --model is a policy trained here, its
-    prompts are the ones of its training.
+    It serves the task that `rl train` with the same options trains on. If --model is a policy trained
+    here, its prompts are the ones of its training.
 
     \b
     Search-R1's reward on your own questions:
@@ -380,7 +379,8 @@ def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
         data = str(run)
     if model is None:
         is_run = (Path(data) / "run.json").is_file()
-        # The policy that wrote the pairs is on-policy for them; a server's model is trained from its Hub id.
+        # The policy that wrote the pairs is on-policy for them; a server's model is trained from its Hub
+        # id.
         acting, may_lack_gpu = acting_policy(read_run(Path(data))[0].policy) if is_run else (None, False)
         model = acting or PAPER_POLICY
         if not may_lack_gpu:
@@ -394,14 +394,16 @@ def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
 def online_settings(given: dict[str, Any]) -> RLSettings:
     """Return the settings of `rl train` from its options.
 
-    Defaults are chosen and printed: the newest policy of `dpo train` with its questions, or the paper's model.
+    Defaults are chosen and printed: the newest policy of `dpo train` with its questions, or the paper's
+    model.
     """
     from reasonrag.core.settings import gather
     from reasonrag.online_rl.settings import load_rl_settings, rl_presets
 
     choices = sources(given)
     tree = gather(rl_presets(), **choices)
-    # A preset's model and data are defaults of ours, so they are printed too, and a GPU is asked for before a download.
+    # A preset's model and data are defaults of ours, so they are printed too, and a GPU is asked for
+    # before a download.
     named = gather({}, file=choices["file"], overrides=choices["overrides"])
     for name, flag in (("model", "--model"), ("data", "--dataset")):
         if name in tree and name not in named:

@@ -1,11 +1,11 @@
 """Intervals of means, ratios and paired differences over questions.
 
-Questions are resampled: the percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 13). All
-metrics of a group of questions share their resamples: a resample is a vector of how often each question was drawn, so
-many resamples times all metrics are one matrix product.
+Questions are resampled: the percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap,
+13). All metrics of a group of questions share their resamples: a resample is a vector of how often each
+question was drawn, so many resamples times all metrics are one matrix product.
 
-Draws can be repeated, as `tools/recompute.py` does: with `rng = numpy.random.default_rng(seed)`, resample `r` of `n`
-questions is row `r` of `rng.integers(0, n, (resamples, n))`.
+Draws can be repeated, as `tools/recompute.py` does: with `rng = numpy.random.default_rng(seed)`, resample
+`r` of `n` questions is row `r` of `rng.integers(0, n, (resamples, n))`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Ratio:
 
     Args:
         part: `[n]` numerators by question, such as needless searches; None if the question has no value.
-        whole: `[n]` denominators >= 0, such as searches; 0 if the question has none, None if `part` is None.
+        whole: `[n]` denominators >= 0, such as searches; 0 if the question has none, None if `part` is
+            None.
     """
 
     part: Column
@@ -76,13 +77,14 @@ def intervals(
     """Return the mean of each column, the ratio or the difference, with its interval over questions.
 
     Args:
-        measures: under any key, all of the same questions in the same order; a question without a value (None) is
-            left out of that measure.
+        measures: under any key, all of the same questions in the same order; a question without a value
+            (None) is left out of that measure.
         seed: random seed; equal seeds give equal intervals, whatever other measures are computed.
         among: indices of the questions to use; None uses all.
-        resamples: number of times the questions are drawn with replacement. A resample in which the denominator of a
-            ratio is 0 is left out of that ratio.
-        spread: called with a key, its draws and its estimate; returns other draws, which vary for more reasons.
+        resamples: number of times the questions are drawn with replacement. A resample in which the
+            denominator of a ratio is 0 is left out of that ratio.
+        spread: called with a key, its draws and its estimate; returns other draws, which vary for more
+            reasons.
 
     Returns:
         An interval by key; None for a column without any value, and for a ratio over 0. It ends where
@@ -125,7 +127,8 @@ def intervals(
             if spread is not None:
                 drawn = spread(key, drawn, estimate)
             low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-            # A ratio counts the questions with a denominator above 0, a difference the fewer of both sides.
+            # A ratio counts the questions with a denominator above 0, a difference the fewer of both
+            # sides.
             n = int((joined[rows][1::2] > 0).sum(axis=1).min())
             p = _chance(drawn) if isinstance(measures[key], Difference) else None
             mean, low, high = (round(float(value), _DIGITS) for value in (estimate, low, high))
@@ -154,8 +157,9 @@ def as_json(interval: Interval | None) -> dict[str, Any] | None:
 def adjusted(p_values: Sequence[float]) -> list[float]:
     """Return each p-value adjusted for how many there are (Benjamini and Hochberg, 1995, step-up).
 
-    Of the differences with an adjusted value of at most 0.05, at most 5 % are expected to be chance, also for tests
-    that depend positively on each other, as metrics of the same answers mostly do (Benjamini and Yekutieli, 2001).
+    Of the differences with an adjusted value of at most 0.05, at most 5 % are expected to be chance, also
+    for tests that depend positively on each other, as metrics of the same answers mostly do (Benjamini
+    and Yekutieli, 2001).
 
     >>> adjusted([0.01, 0.04, 0.03, 0.5])
     [0.04, 0.05333333333333334, 0.05333333333333334, 0.5]

@@ -1,7 +1,7 @@
 """Calls of models and retrievers: how many are in flight at each server, which server gets each, and HTTP itself.
 
-`Slots` limits the requests at one engine, the most urgent first; `Addresses` sends each request to one of several equal
-servers until it is answered; `exchange` is one request over HTTP, with its limits.
+`Slots` limits the requests at one engine, the most urgent first; `Addresses` sends each request to one of
+several equal servers until it is answered; `exchange` is one request over HTTP, with its limits.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ class Unavailable(Exception):
         cause: short name under which the failure is counted; `timeout` without a reply in time.
         status: HTTP status of the reply, 0 without one.
         retry_after_s: seconds that the server asked to wait, or None without such a header.
-        away: whether the server is not there, or does not serve at present: it is waited for, whatever the deadline.
-        counts: whether this failure uses up one of `max_retries`. One of a server that is away does if the request had
-            come there, as the server may have died of it.
+        away: whether the server is not there, or does not serve at present: it is waited for, whatever
+            the deadline.
+        counts: whether this failure uses up one of `max_retries`. One of a server that is away does if
+            the request had come there, as the server may have died of it.
     """
 
     message: str
@@ -97,14 +98,14 @@ def backoff(failures: int, first_s: float, longest_s: float) -> float:
 class Slots:
     """A bounded number of requests at one engine; the others wait, ordered by priority and arrival.
 
-    While the engine is away, one request at a time finds out whether it is back, and the others wait. It is away once
-    it has lost three requests in a row, or announces when it is back. Time is the running loop's. One event loop after
-    another may use it.
+    While the engine is away, one request at a time finds out whether it is back, and the others wait. It
+    is away once it has lost three requests in a row, or announces when it is back. Time is the running
+    loop's. One event loop after another may use it.
 
-    A request that is refused (429, or 503 of an engine that works on an earlier one) keeps its slot until it enters
-    again, or is released. An engine that refuses by chance takes it soon; one that is full does not, so each fifth
-    refusal of a request closes a slot, and each third while three of four wait like that. Every other reply opens one
-    again while at most one of eight does.
+    A request that is refused (429, or 503 of an engine that works on an earlier one) keeps its slot until
+    it enters again, or is released. An engine that refuses by chance takes it soon; one that is full does
+    not, so each fifth refusal of a request closes a slot, and each third while three of four wait like
+    that. Every other reply opens one again while at most one of eight does.
 
     Attributes:
         url: address of the engine; "" in this process.
@@ -216,7 +217,8 @@ class Slots:
             self._begin_round()
         if error is None:
             self.losses = 0
-            # Few requests wait after a refusal, so a slot that was closed may be opened again, at every other reply.
+            # Few requests wait after a refusal, so a slot that was closed may be opened again, at every
+            # other reply.
             if len(self._sent) >= _MOST * self.in_flight:
                 self._open += 0.5
             self._count(running_loop.time() - request.started, request.tokens, was_full)
@@ -241,7 +243,8 @@ class Slots:
         self._tokens += tokens
         if self._is_fixed or self._replies < max(self.limit, START):
             return
-        # Seconds a token, not a reply: answers are longer than queries, and a round may have more of either.
+        # Seconds a token, not a reply: answers are longer than queries, and a round may have more of
+        # either.
         token_seconds = self._seconds / max(self._tokens, 1)
         if self._full >= _FULL * self._replies:
             self._fastest = min(self._fastest, token_seconds)
@@ -368,12 +371,14 @@ class Addresses:
         concurrency: requests in flight at each of them; None finds out (`Slots`).
         name: of the model or retriever, for messages.
         error: raised if a request is given up.
-        deadline_s: seconds for a request with its retries at servers that are there, without waits for a slot.
-        max_retries: further attempts after a failure there, without refusals (429, or 503 of a server that works on
-            other requests).
-        patience_s: seconds to wait while none of them answers. An outage uses them up once: each request that is left,
-            or comes later, is sent, and fails if it meets no server.
-        first_wait_s: wait before the first retry. It doubles with every further one, to 30 s, with jitter.
+        deadline_s: seconds for a request with its retries at servers that are there, without waits for a
+            slot.
+        max_retries: further attempts after a failure there, without refusals (429, or 503 of a server
+            that works on other requests).
+        patience_s: seconds to wait while none of them answers. An outage uses them up once: each request
+            that is left, or comes later, is sent, and fails if it meets no server.
+        first_wait_s: wait before the first retry. It doubles with every further one, to 30 s, with
+            jitter.
 
     Attributes:
         all: the servers, each with its slots.
@@ -400,8 +405,8 @@ class Addresses:
         """Send a request until it is answered, refused for good or given up (`error`).
 
         Args:
-            send: sends it once, given its slot, an address and the seconds left. It raises `Unavailable` if another
-                attempt may succeed, and any other error if it cannot.
+            send: sends it once, given its slot, an address and the seconds left. It raises `Unavailable`
+                if another attempt may succeed, and any other error if it cannot.
             priority: of two that wait, the one with the lower number is first.
             question: its requests stay at one server while that answers.
         """
@@ -524,8 +529,8 @@ async def exchange(
     Redirects are not followed: they may lead to another host.
 
     Raises:
-        Unavailable: the reply did not come in time (`timeout`), the connection failed (`cause`), or the body holds more
-            than `most_bytes` (`bad_reply`).
+        Unavailable: the reply did not come in time (`timeout`), the connection failed (`cause`), or the
+            body holds more than `most_bytes` (`bad_reply`).
     """
     import aiohttp
 

@@ -1,6 +1,7 @@
 """Addresses of models, as `--policy` and `--judge` take them, and the engines that they name.
 
-A new engine is one entry of `BACKENDS` and the module that opens it: help texts, checks and cards follow the entry.
+A new engine is one entry of `BACKENDS` and the module that opens it: help texts, checks and cards follow
+the entry.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Backend:
     """An engine and its abilities.
 
     Attributes:
-        opener: `PACKAGE.MODULE:FUNCTION`, called with the address and its `ModelConfig`; imported when a model is
-            opened. It returns an `LLM`.
+        opener: `PACKAGE.MODULE:FUNCTION`, called with the address and its `ModelConfig`; imported when a
+            model is opened. It returns an `LLM`.
         form: the form of its addresses, with a note, for help texts and errors.
         description: a policy of this engine, for the card of a data set.
         is_server: whether the model is on a server, which decides on the chat template.

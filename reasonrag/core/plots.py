@@ -1,7 +1,7 @@
 """Curves and bars as SVG and PNG images. Equal numbers give equal bytes.
 
-Matplotlib's `Figure` is used without `pyplot`, so no display is needed, nothing global is touched and no user style
-applies. Labels are text, never mathematics: a `$` in a name stays a `$`.
+Matplotlib's `Figure` is used without `pyplot`, so no display is needed, nothing global is touched and no
+user style applies. Labels are text, never mathematics: a `$` in a name stays a `$`.
 """
 
 from __future__ import annotations

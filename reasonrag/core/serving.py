@@ -1,7 +1,8 @@
 """The shared part of our servers: who may ask, how large a request may be, and how the process ends.
 
-A server is an ASGI application without a framework, because a framework's layers took as long as the search of a query.
-It is made for one machine: to serve others, put a reverse proxy in front of it (docs/engines.md).
+A server is an ASGI application without a framework, because a framework's layers took as long as the
+search of a query. It is made for one machine: to serve others, put a reverse proxy in front of it
+(docs/engines.md).
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _LIBRARIES = ("httptools", "uvicorn", "websockets")  # of `reasonrag[serve]`
 _SHOWN_PROBLEMS = 3
 _MAX_HEAD_BYTES, _MAX_HEADERS = 64 << 10, 256
 _MAX_CONNECTIONS = 4096
-# Longer than common clients keep idle connections: a server that closes first may do so while a request arrives.
+# Longer than common clients keep idle connections: a server that closes first may do so while a request
+# arrives.
 _KEEP_ALIVE_S = 120
 
 
@@ -157,8 +159,8 @@ class App:
         # A web page may reach a loopback address through a host name that it controls (DNS rebinding).
         if re.sub(rb":\d+$", b"", headers.get(b"host", b"").lower()) not in _LOOPBACK_NAMES:
             raise Refusal(400, "the Host header is not a name of this machine")
-        # Browsers let any page open a WebSocket, and send a simple request, to any address. A page without an
-        # address, such as a sandboxed frame, sends "null".
+        # Browsers let any page open a WebSocket, and send a simple request, to any address. A page
+        # without an address, such as a sandboxed frame, sends "null".
         origin = headers.get(b"origin", b"").lower()
         if origin and re.sub(rb":\d+$", b"", origin.partition(b"://")[2]) not in _LOOPBACK_NAMES:
             raise Refusal(403, "a page of another site asks")
@@ -181,8 +183,8 @@ class App:
 def run_app(app: App, *, about: str = "") -> int:
     """Serve until SIGTERM or Ctrl-C, then close the application.
 
-    Prints `listening on http://HOST:PORT (about)` once the server listens. The first signal lets requests in flight
-    finish, for at most `drain_s` seconds; a second signal ends the process at once.
+    Prints `listening on http://HOST:PORT (about)` once the server listens. The first signal lets requests
+    in flight finish, for at most `drain_s` seconds; a second signal ends the process at once.
 
     Returns:
         The exit code: 128 plus the number of the signal.
@@ -202,7 +204,8 @@ def run_app(app: App, *, about: str = "") -> int:
             except OSError as error:
                 reason = error.strerror or type(error).__name__
                 raise ConfigError(f"127.0.0.1:{port} cannot be listened on ({reason}); choose another port") from None
-            # asyncio sets this only on sockets that it created; without it an answer waits 40 ms for an ACK.
+            # asyncio sets this only on sockets that it created; without it an answer waits 40 ms for an
+            # ACK.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with listener:
                 address = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -56,9 +56,9 @@ class Passage:
 class Message:
     """One turn of a chat: who speaks, and what.
 
-    Functions, calls and results are messages too, each a text, as in ShareGPT's layout: `tools` lists the functions
-    that may be called, `call` is `{"name": ..., "arguments": {...}}`, both in JSON, and `tool` is the call's result. A
-    call belongs to the words of the `assistant` before it.
+    Functions, calls and results are messages too, each a text, as in ShareGPT's layout: `tools` lists the
+    functions that may be called, `call` is `{"name": ..., "arguments": {...}}`, both in JSON, and `tool`
+    is the call's result. A call belongs to the words of the `assistant` before it.
     """
 
     role: Role
@@ -69,8 +69,8 @@ class Message:
 class Span:
     """A piece of an open turn: words of the policy, or text that was inserted in between.
 
-    `token_ids` are the ids that the policy sampled, used as they are. If None, the text is encoded by itself, never
-    merged with its neighbours.
+    `token_ids` are the ids that the policy sampled, used as they are. If None, the text is encoded by
+    itself, never merged with its neighbours.
     """
 
     text: str
@@ -120,13 +120,14 @@ class Completion:
     """Output of a model. `text` includes the stop string that ended it.
 
     Attributes:
-        token_ids: `[T]` as sampled (never decoded and encoded again), with the end token or the tokens of the stop
-            string; None if the backend does not report them.
+        token_ids: `[T]` as sampled (never decoded and encoded again), with the end token or the tokens of
+            the stop string; None if the backend does not report them.
         logprobs: `[T]` natural logarithms at the sampling temperature over the full vocabulary, or None.
         prompt_token_ids: `[P]`, or None.
         prompt_tokens: count for cost; None if unknown.
         completion_tokens: likewise.
-        cached_tokens: how many of the prompt's tokens the engine took from its prefix cache; None if unknown.
+        cached_tokens: how many of the prompt's tokens the engine took from its prefix cache; None if
+            unknown.
     """
 
     text: str

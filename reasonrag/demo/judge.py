@@ -1,7 +1,8 @@
 """An exact judge of the demo world: `--value judge` without a judge model, and with errors on demand.
 
-It reads only the requests that `rewards.judge` writes, recognises them by the labels of their
-lines in any prompt set, and replies in their contracts. It uses only what a request shows and the facts of the world.
+It reads only the requests that `rewards.judge` writes, recognises them by the labels of their lines in
+any prompt set, and replies in their contracts. It uses only what a request shows and the facts of the
+world.
 """
 
 from __future__ import annotations
@@ -124,8 +125,9 @@ def same_meaning(world: Knowledge, fields: Fields) -> Verdict | None:
 def step_holds(world: Knowledge, fields: Fields) -> Verdict | None:
     """Judge a step as true if all stated facts are true and its conclusion states a fact or follows from one.
 
-    A conclusion follows if it is a correct comparison, or the value of a fact that the reasoning states. Any other
-    conclusion in the words of this world ("yes", a bare name, "None") is False; one in other words cannot be judged.
+    A conclusion follows if it is a correct comparison, or the value of a fact that the reasoning states.
+    Any other conclusion in the words of this world ("yes", a bare name, "None") is False; one in other
+    words cannot be judged.
     """
     reasoning, conclusion = _text(fields, "Reasoning"), _text(fields, "Conclusion")
     stated, concluded = list(world.claims(reasoning)), list(world.claims(conclusion))
@@ -341,11 +343,11 @@ _LABELLED = re.compile(r"([A-Z][a-z0-9 ]*):(?: (.*))?", re.DOTALL)
 def process(world: Knowledge, fields: Fields) -> Verdict | None:
     """Score the steps so far in [0, 1]; a wrong verdict is uniform.
 
-    1 for a correct answer, 0 for a wrong one, and 0.2 to 0.8 for an unfinished trajectory: every needed fact adds the
-    same amount, half for the query and half for the note. Each needless step multiplies the score by 0.9: a repeated or
-    unneeded search and its note, a failed search, a malformed step; of a famous entity, every step before the answer.
-    Each wrong note of an unfinished trajectory, of a needed fact or of something else than was asked for, multiplies it
-    by 0.25. An empty note is needless.
+    1 for a correct answer, 0 for a wrong one, and 0.2 to 0.8 for an unfinished trajectory: every needed
+    fact adds the same amount, half for the query and half for the note. Each needless step multiplies the
+    score by 0.9: a repeated or unneeded search and its note, a failed search, a malformed step; of a
+    famous entity, every step before the answer. Each wrong note of an unfinished trajectory, of a needed
+    fact or of something else than was asked for, multiplies it by 0.25. An empty note is needless.
     """
     question = asked_question(world, fields)
     if question is None:
@@ -408,8 +410,9 @@ _JUDGES: dict[tuple[str, ...], Callable[[Knowledge, Fields], Verdict | None]] = 
 class DemoJudge:
     """An LLM that judges questions of one demo world (all splits). A pure function of prompt and sampling.
 
-    With probability `error_rate` a verdict is replaced by a wrong one: a boolean by its opposite, scores by random
-    ones, a plan by one with a needless or a missing step or a wrong answer. The prompt and the seed of the sampling
+    With probability `error_rate` a verdict is replaced by a wrong one: a boolean by its opposite, scores
+    by random ones, a plan by one with a needless or a missing step or a wrong answer. The prompt and the
+    seed of the sampling
     (None counts as 0) decide all of it. A question of another world gets an unparseable reply: a missing verdict.
     Temperature, `top_p` and `max_tokens` have no effect.
     """

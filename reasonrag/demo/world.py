@@ -1,12 +1,14 @@
 """An invented encyclopedia from a seed: one infobox-like page per entity, and questions that the pages answer.
 
-A world has four closed parts: train, dev, test and famous. Facts link entities of the same part only, so a test
-question never involves an entity of training. The famous part is the same in every world: a policy trained on many
-worlds can answer its questions from memory, and then a search is needless. Each split asks about famous entities of
-its own; an answer, though, may be a famous entity that another split asks about.
+A world has four closed parts: train, dev, test and famous. Facts link entities of the same part only, so
+a test question never involves an entity of training. The famous part is the same in every world: a policy
+trained on many worlds can answer its questions from memory, and then a search is needless. Each split
+asks about famous entities of its own; an answer, though, may be a famous entity that another split asks
+about.
 
-`vocabulary.json` holds the words: two lists for the names of each type of entity, the first words of famous names, and
-the relations. The split of a name does not depend on a seed, so a test name never occurs in training, in any world.
+`vocabulary.json` holds the words: two lists for the names of each type of entity, the first words of
+famous names, and the relations. The split of a name does not depend on a seed, so a test name never
+occurs in training, in any world.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ _SPLIT_OF_RESIDUE = ("dev", "test", "test", "test", "train", "dev", "train", "tr
 class Relation:
     """One attribute of a page.
 
-    `target` is the type of entity that it leads to, or the classes that are its values; `ask` and `phrase` are how a
-    question names it, with `{x}` for the subject. `more` is the comparative of ordered classes (least first), else "".
+    `target` is the type of entity that it leads to, or the classes that are its values; `ask` and
+    `phrase` are how a question names it, with `{x}` for the subject. `more` is the comparative of ordered
+    classes (least first), else "".
     """
 
     key: str
@@ -153,7 +156,8 @@ class Part:
 
     def page(self, name: str, passage_id: str = "") -> Passage:
         """Return the entity's page in FlashRAG's form: the title, a newline, the text."""
-        # Every fact repeats the name: otherwise BM25 often ranks a page that mentions the entity above its own page.
+        # Every fact repeats the name: otherwise BM25 often ranks a page that mentions the entity above
+        # its own page.
         text = "; ".join(self.hop(name, key).evidence for key in self.facts[name])
         return Passage(passage_id or name, f"{name}\n{text}")
 
@@ -271,8 +275,8 @@ def one_hop(part: Part, name: str, relation: Relation, *, known: bool = False) -
 def ask(part: Part, kind: str, generator: Random) -> Question:
     """Draw a question of one kind (`one_hop`, `bridge`, `three_hop`, `comparison`, `yes_no`), without an id.
 
-    `metadata` holds `kind`, `hops` (searches needed), `path` (the searches in order, each with query and evidence) and
-    `known` (whether the facts are famous).
+    `metadata` holds `kind`, `hops` (searches needed), `path` (the searches in order, each with query and
+    evidence) and `known` (whether the facts are famous).
     """
     match kind:
         case "one_hop":

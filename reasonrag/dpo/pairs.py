@@ -55,12 +55,13 @@ def derive_pairs(
 ) -> Iterator[Row]:
     """Yield every preference between two siblings, as rows of `tables.pair_schema`.
 
-    Equal steps in equal states are one decision with one reward (`spre.decisions_of`), so that no two pairs contradict
-    each other. Two decisions are compared if they are siblings under some parent, once, by the first such parent: each
-    is represented by its earliest node there, which no longer search replaces. Both have a reward (a branch without a
-    final answer has none), and the rewards differ by at least `min_margin`. The higher one is chosen; a step that could
-    not be parsed is never chosen. A preference that occurs again in another tree is kept once. One that another tree
-    reverses, as the same question with other golden answers may, is left out.
+    Equal steps in equal states are one decision with one reward (`spre.decisions_of`), so that no two
+    pairs contradict each other. Two decisions are compared if they are siblings under some parent, once,
+    by the first such parent: each is represented by its earliest node there, which no longer search
+    replaces. Both have a reward (a branch without a final answer has none), and the rewards differ by at
+    least `min_margin`. The higher one is chosen; a step that could not be parsed is never chosen. A
+    preference that occurs again in another tree is kept once. One that another tree reverses, as the same
+    question with other golden answers may, is left out.
 
     Args:
         nodes: rows of `tables.tree_schema`, the nodes of a question together and by id.
@@ -70,13 +71,14 @@ def derive_pairs(
         min_margin: smallest difference of rewards, in [0, 1].
         reward: "spre", or "judge" or "prm" for the search's value Q.
         weighting: how trajectories are averaged.
-        min_rollouts: fewest complete trajectories below each side; an answer's reward is known without any.
-        min_confidence: smallest probability that the order is right (`spre.decisions`), in [0, 1]; it is unknown for
-            the others.
-        read_ids: whether the policy read ids, so that an open turn kept those that were sampled; a server that is sent
-            text encodes the turn again.
-        repeated: data set and id of the questions with a text that another tree has too, so that only their pairs are
-            remembered; by default the pairs of all trees are.
+        min_rollouts: fewest complete trajectories below each side; an answer's reward is known without
+            any.
+        min_confidence: smallest probability that the order is right (`spre.decisions`), in [0, 1]; it is
+            unknown for the others.
+        read_ids: whether the policy read ids, so that an open turn kept those that were sampled; a server
+            that is sent text encodes the turn again.
+        repeated: data set and id of the questions with a text that another tree has too, so that only
+            their pairs are remembered; by default the pairs of all trees are.
         left_out: counts pairs that are left out, by cause: "few rollouts", "low confidence", "reversed".
     """
     left_out = Counter() if left_out is None else left_out

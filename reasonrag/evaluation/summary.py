@@ -31,8 +31,8 @@ UNNAMED = "other"  # kind of the questions that have none, if others have one
 class Setting:
     """One point of a sweep: temperature, step limit, passages per search, and the candidates to choose from.
 
-    `choice` is the part of the name for them: candidates for each step, and the rule that keeps one of the attempts.
-    `max_searches` None leaves the searches to the step limit.
+    `choice` is the part of the name for them: candidates for each step, and the rule that keeps one of
+    the attempts. `max_searches` None leaves the searches to the step limit.
     """
 
     temperature: float
@@ -92,11 +92,13 @@ class PolicyResult:
 def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *, rules: Rules) -> Metrics:
     """Return the contents of `metrics.json` for at least one policy; the first is the baseline.
 
-    Settings of two policies are paired by their position in the sweep, so policies that differ in their own settings
+    Settings of two policies are paired by their position in the sweep, so policies that differ in their
+    own settings
     (such as another top-k) can be compared; `baseline_setting` names the baseline's.
 
     Returns:
-        The metrics of the first policy at its first setting; under `policies` the metrics of all policies and settings;
+        The metrics of the first policy at its first setting; under `policies` the metrics of all policies
+            and settings;
         `differences`, one row per policy, setting and metric; and the settings of the run.
     """
     first = results[0]
@@ -205,8 +207,8 @@ def _column(outcome: Outcome, metric: Metric) -> Column | Ratio:
 def _groups(questions: Sequence[Question]) -> dict[str, dict[str, Sequence[int]]]:
     """Return the indices of the questions of each group.
 
-    Those `by_kind` are all questions under "", and those of each kind if the data set names kinds; `by_dataset` there
-    are groups if there are several data sets.
+    Those `by_kind` are all questions under "", and those of each kind if the data set names kinds;
+    `by_dataset` there are groups if there are several data sets.
     """
     by_kind: dict[str, list[int]] = {}
     by_dataset: dict[str, list[int]] = {}
@@ -238,9 +240,9 @@ def _counts(outcome: Outcome) -> Metrics:
 def _judged(metrics: Sequence[str], outcome: Outcome) -> Metrics:
     """Count the known and unknown verdicts of each metric, and the failures among the unknown, by cause.
 
-    Verdicts are about answers (a missing answer is wrong and costs no call), searches, and steps without a search. A
-    step without a statement is unknown, but not a failure. `regenerated` counts the queries that the policy had to
-    answer without a search.
+    Verdicts are about answers (a missing answer is wrong and costs no call), searches, and steps without
+    a search. A step without a statement is unknown, but not a failure. `regenerated` counts the queries
+    that the policy had to answer without a search.
     """
     counts: Metrics = {}
     for metric in metrics:
@@ -299,7 +301,8 @@ def _missing(result: PolicyResult, outcome: Outcome) -> Iterator[Metrics]:
 def _unjudged(result: PolicyResult, outcome: Outcome) -> Iterator[Metrics]:
     """Yield the metrics for which more verdicts failed than `run.max_failed` allows: the known ones may be biased.
 
-    It is a share of the verdicts, or of the questions if few have a verdict: one failure of nine is not an outage.
+    It is a share of the verdicts, or of the questions if few have a verdict: one failure of nine is not
+    an outage.
     """
     for metric in result.judge["metrics"] if result.judge else ():
         failed = sum(_causes(outcome, metric).values())

@@ -1,7 +1,7 @@
 """The tables of an evaluation, built from `metrics.json`, and its Markdown page and curves.
 
-The report, the terminal and the HTML pages print these tables. Names of kinds and data sets come from outside: they are
-shown on one line, without markup. No text of a model is shown.
+The report, the terminal and the HTML pages print these tables. Names of kinds and data sets come from
+outside: they are shown on one line, without markup. No text of a model is shown.
 """
 
 from __future__ import annotations

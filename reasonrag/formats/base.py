@@ -40,7 +40,8 @@ class Stage(StrEnum):
 class Block:
     """One step in the sense of a paper: some reasoning, perhaps a search with what it found, and a conclusion.
 
-    Texts are stripped. `query` is None if the policy relied on its own knowledge; `context` holds the passages found.
+    Texts are stripped. `query` is None if the policy relied on its own knowledge; `context` holds the
+    passages found.
     """
 
     reasoning: str = ""
@@ -57,9 +58,9 @@ class Block:
 class Reading:
     """A trajectory as its format parses it.
 
-    `reason` names in a word or two why the trajectory is not well-formed, for counting; it is "" if it is well-formed.
-    Blocks and answer are parsed as far as possible in both cases. `plan` is the plan that the policy wrote first, in
-    formats that ask for one.
+    `reason` names in a word or two why the trajectory is not well-formed, for counting; it is "" if it is
+    well-formed. Blocks and answer are parsed as far as possible in both cases. `plan` is the plan that
+    the policy wrote first, in formats that ask for one.
     """
 
     well_formed: bool
@@ -99,7 +100,8 @@ class Format(Protocol):
     def must_answer(self, steps: tuple[Step, ...], max_steps: int) -> bool:
         """Return whether the next step has to be the answer, if a trajectory has at most `max_steps` actions.
 
-        The passages of a search have to be in a later prompt, so this returns True where no step is left to show them.
+        The passages of a search have to be in a later prompt, so this returns True where no step is left
+        to show them.
         """
         ...
 
@@ -193,8 +195,9 @@ class InstructedFormat:
 
         Args:
             prompts: the set that the texts come from; the shipped `default` set if None.
-            passage_order: how the passages of a search are shown; training and inference must agree. ReasonRAG's
-                published tree builder showed the best one last, its published inference showed it first.
+            passage_order: how the passages of a search are shown; training and inference must agree.
+                ReasonRAG's published tree builder showed the best one last, its published inference
+                showed it first.
             max_passage_chars: longer passages are cut there, with a mark.
         """
         prompts = prompts or PromptSet.find()
@@ -253,11 +256,11 @@ def without_seals(text: str) -> str:
 def seal(text: str, names: Sequence[str], *, search: str, found: str) -> tuple[str, list[str]]:
     """Replace each observation by a seal, so that nothing in it is parsed as a tag; also return the observations.
 
-    An observation is the text in `<found>` if the last tag of `names` before it closes a search or another observation,
-    so a policy that only mentions the tag makes none. It ends at the first closing tag, or at the end of a text that
-    was cut off. If another observation begins before that, it was never closed: it ends at the next tag, and stays
-    unclosed, so the steps after it are not part of it. An observation that a policy writes right after its search
-    cannot be distinguished from an engine's.
+    An observation is the text in `<found>` if the last tag of `names` before it closes a search or
+    another observation, so a policy that only mentions the tag makes none. It ends at the first closing
+    tag, or at the end of a text that was cut off. If another observation begins before that, it was never
+    closed: it ends at the next tag, and stays unclosed, so the steps after it are not part of it. An
+    observation that a policy writes right after its search cannot be distinguished from an engine's.
 
     >>> seal("<q>a</q> <i>b</q></i>", ["q", "i"], search="q", found="i")[1]
     ['b</q>']
@@ -318,8 +321,8 @@ def _end_of_unclosed(
 def elements(text: str, names: Sequence[str]) -> tuple[list[tuple[str, str]], str, bool]:
     """Return every well-formed element `<name>body</name>` in order, the first broken tag, and whether text is stray.
 
-    Elements are not nested. A broken tag is never closed, or closed without having been opened. Stray text is text
-    between elements that is not white space.
+    Elements are not nested. A broken tag is never closed, or closed without having been opened. Stray
+    text is text between elements that is not white space.
 
     >>> elements("<think>a</think> <answer>b</answer>", ["think", "answer"])
     ([('think', 'a'), ('answer', 'b')], '', False)
@@ -383,7 +386,8 @@ def tags_with_text(text: str, names: Sequence[str]) -> list[tuple[str, str, str]
     """
     well_formed: list[tuple[str, str, str]] = []
     position = 0
-    # Neighbours that open and close one name: a tag in between would make them no neighbours, so none is nested.
+    # Neighbours that open and close one name: a tag in between would make them no neighbours, so none is
+    # nested.
     for opening, closing in itertools.pairwise(_tag_pattern(tuple(names)).finditer(text)):
         if not opening[1] and closing[1] and opening[2] == closing[2]:
             body = text[opening.end() : closing.start()].strip()

@@ -1,12 +1,13 @@
 """HiPRAG's format: one `<think>` of parsable `<step>`s, then `<answer>` (arXiv:2510.07794, Alg. 1-3, App. D).
 
-The rollout is Alg. 1 but for line 16, which opens the next `<step><reasoning>` after every conclusion as long as the
-budget lasts. A policy that is done would always stand inside an open step. If it answers there, Alg. 1 writes the
-`</think>` after the answer (lines 5, 6 and 20), and Alg. 2 finds no answer after the thinking (line 7). If it closes
-its thinking first, there are two `</think>` (line 2) and a step that is never closed (line 22). To the letter only a
-trajectory that uses up its whole budget can be well-formed, and needless steps are the price of an answer: the very
-thing that the reward is against. So the engine closes a step, as in line 13, and the policy opens the next one, or
-closes its thinking and answers, as App. D asks it to. The first step is opened for it (line 1).
+The rollout is Alg. 1 but for line 16, which opens the next `<step><reasoning>` after every conclusion as
+long as the budget lasts. A policy that is done would always stand inside an open step. If it answers
+there, Alg. 1 writes the `</think>` after the answer (lines 5, 6 and 20), and Alg. 2 finds no answer after
+the thinking (line 7). If it closes its thinking first, there are two `</think>` (line 2) and a step that
+is never closed (line 22). To the letter only a trajectory that uses up its whole budget can be
+well-formed, and needless steps are the price of an answer: the very thing that the reward is against. So
+the engine closes a step, as in line 13, and the policy opens the next one, or closes its thinking and
+answers, as App. D asks it to. The first step is opened for it (line 1).
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _END_OF_REASONING = re.compile("</reasoning>|<search>|<context>|<conclusion>")
 class HiPRAGFormat(StreamFormat):
     """Steps of `<reasoning>`, perhaps `<search>` and `<context>`, and `<conclusion>`.
 
-    Well-formed is what Alg. 2 and 3 accept (`check`) once the bodies of `<context>` are sealed, with two exceptions: a
-    `<context>` that the policy wrote itself (`written_observation`), and an answer that only echoes an instruction
+    Well-formed is what Alg. 2 and 3 accept (`check`) once the bodies of `<context>` are sealed, with two
+    exceptions: a `<context>` that the policy wrote itself (`written_observation`), and an answer that
+    only echoes an instruction
     (`empty_answer`).
     """
 
@@ -44,8 +46,9 @@ class HiPRAGFormat(StreamFormat):
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
         """Return True after `max_steps - 1` finished `<step>`s: the budget B of Alg. 1 counts conclusions (line 14).
 
-        A step with a search takes two actions, so B steps take at most 2 B. Alg. 1 lets a policy search within one step
-        without end (line 11); here it is stopped after as many actions as B steps with a search would have taken.
+        A step with a search takes two actions, so B steps take at most 2 B. Alg. 1 lets a policy search
+        within one step without end (line 11); here it is stopped after as many actions as B steps with a
+        search would have taken.
         """
         finished = sum(isinstance(step.action, Note) for step in steps)
         return finished >= max_steps - 1 or len(steps) >= 2 * (max_steps - 1)
@@ -132,7 +135,8 @@ def _check_steps(thought: str) -> str:
 def check_step(body: str) -> str:
     """Check one step by Algorithm 3, VALIDATESTEP: reasoning, perhaps search and context, conclusion, nothing between.
 
-    A body may be empty, and may mention a closing tag that its schema lacks: the algorithm counts neither.
+    A body may be empty, and may mention a closing tag that its schema lacks: the algorithm counts
+    neither.
 
     >>> check_step("<reasoning>r</reasoning><search>q</search><conclusion>c</conclusion>")
     'context_count'

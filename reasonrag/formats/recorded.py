@@ -1,6 +1,7 @@
 """Replays a recorded third-party agent with our retriever: its own messages and functions, our searches.
 
-A conversation that `contrib.record` kept is a trajectory of this format, so `build-tree` branches each of its steps.
+A conversation that `contrib.record` kept is a trajectory of this format, so `build-tree` branches each of
+its steps.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ Call = Mapping[str, Any]
 class RecordedFormat(ToolCallsFormat):
     """The agent's first messages and functions, then its calls with their results; a message without a call answers.
 
-    Its search is the function with one required argument and a name like "search" or "lookup". A trajectory
-    that has to end is asked without functions.
+    Its search is the function with one required argument and a name like "search" or "lookup". A
+    trajectory that has to end is asked without functions.
 
     Attributes:
         questions: the questions that a conversation is about.

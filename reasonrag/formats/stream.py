@@ -1,8 +1,9 @@
 """`StreamFormat`, the base class of the formats that write a trajectory as one growing turn, and the shorter of them.
 
-The policy writes until a closing tag, the engine inserts the passages of a search, and the policy continues in the same
-turn. Each prompt extends the one before it, so a trajectory is one training row and sampled token ids are never decoded
-and encoded again. Passages are made inert before they are inserted: no text in them can be parsed as a tag.
+The policy writes until a closing tag, the engine inserts the passages of a search, and the policy
+continues in the same turn. Each prompt extends the one before it, so a trajectory is one training row and
+sampled token ids are never decoded and encoded again. Passages are made inert before they are inserted:
+no text in them can be parsed as a tag.
 """
 
 from __future__ import annotations
@@ -46,14 +47,15 @@ _WITHOUT_THOUGHTS = re.compile("(SI)*A")
 class StreamFormat(InstructedFormat):
     """One turn of think, search, observe and answer. A subclass names its tags and their order.
 
-    A turn is well-formed if there is only white space between its elements, none is nested, the policy wrote no
-    observation itself, no query and no answer is empty, and the tags are in the order of `grammar`. If several things
-    are wrong, `reason` is the gravest: `written_observation`, `unclosed_TAG` or `unopened_TAG`, `no_answer`, `order`,
-    `thought_order` (searches, observations and answer are in order, thoughts are missing or too many), `stray_text`,
-    `empty_TAG`. A turn with only one of the last three is still usable.
+    A turn is well-formed if there is only white space between its elements, none is nested, the policy
+    wrote no observation itself, no query and no answer is empty, and the tags are in the order of
+    `grammar`. If several things are wrong, `reason` is the gravest: `written_observation`, `unclosed_TAG`
+    or `unopened_TAG`, `no_answer`, `order`, `thought_order` (searches, observations and answer are in
+    order, thoughts are missing or too many), `stray_text`, `empty_TAG`. A turn with only one of the last
+    three is still usable.
 
-    A checkpoint that was trained with marks instead of tags overrides `in_tags`: what it writes is rewritten into tags
-    before it is parsed, and only then (`papers.dialects`).
+    A checkpoint that was trained with marks instead of tags overrides `in_tags`: what it writes is
+    rewritten into tags before it is parsed, and only then (`papers.dialects`).
     """
 
     append_only = True
@@ -67,7 +69,8 @@ class StreamFormat(InstructedFormat):
     concludes: ClassVar[str] = "think"  # the tag around the conclusion from the passages
     plans: ClassVar[bool] = False  # whether the first thought is a plan
     final_stops: ClassVar[tuple[str, ...]] = ("</answer>",)  # where the answer is forced
-    # The order of the tags: thought T, search S, observation I, conclusion R (T if that is a thought), answer A.
+    # The order of the tags: thought T, search S, observation I, conclusion R (T if that is a thought),
+    # answer A.
     grammar: ClassVar[re.Pattern[str]] = re.compile("T(SIT)*A")
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
@@ -200,7 +203,8 @@ class StreamFormat(InstructedFormat):
             elif tag == self.found and body == SEALED:
                 _add_context(blocks, next(contexts, ""))
             elif tag == self.concludes and blocks and blocks[-1].is_search and not blocks[-1].conclusion:
-                # Where one tag serves both, what concludes a search is also the thought before the next one.
+                # Where one tag serves both, what concludes a search is also the thought before the next
+                # one.
                 blocks[-1] = replace(blocks[-1], conclusion=body)
                 thought = body if tag == self.thinks else ""
             elif tag == self.concludes != self.thinks:
@@ -254,11 +258,11 @@ def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
 class SearchR1Format(StreamFormat):
     """`<think>`, `<search>`, `<information>`, `<answer>`: Search-R1's (arXiv:2503.09516), the outcome baseline.
 
-    Well-formed: `think (search information think)* answer`. The paper's template (Table 1) asks for reasoning "first
-    every time you get new information", so a thought comes first and one follows each search's passages. Published
-    trajectories of policies that were trained without a format reward often leave a thought out (`thought_order`) or
-    open with a sentence of their own (`stray_text`): they are not well-formed, their searches and answers are read all
-    the same.
+    Well-formed: `think (search information think)* answer`. The paper's template (Table 1) asks for
+    reasoning "first every time you get new information", so a thought comes first and one follows each
+    search's passages. Published trajectories of policies that were trained without a format reward often
+    leave a thought out (`thought_order`) or open with a sentence of their own (`stray_text`): they are
+    not well-formed, their searches and answers are read all the same.
     """
 
     name = "search_r1"
@@ -267,10 +271,11 @@ class SearchR1Format(StreamFormat):
 class SearchP1Format(StreamFormat):
     """`<reasoning>` with an explicit plan, then `<tool_call>`, `<tool_response>`, and `<answer>`.
 
-    Well-formed: `reasoning (tool_call tool_response reasoning?)* answer`. The first reasoning is the plan, which Alg. 2
-    opens itself (line 1) and App. D.1 demands ("In the first turn, you MUST break the question down"); it also asks for
-    one call a turn, and for a check of each result, which Fig. 10 shows may be left out before the next call. That a
-    trajectory without a call earns nothing (Alg. 3, lines 2 to 7) is the reward's business, not the format's.
+    Well-formed: `reasoning (tool_call tool_response reasoning?)* answer`. The first reasoning is the
+    plan, which Alg. 2 opens itself (line 1) and App. D.1 demands ("In the first turn, you MUST break the
+    question down"); it also asks for one call a turn, and for a check of each result, which Fig. 10 shows
+    may be left out before the next call. That a trajectory without a call earns nothing (Alg. 3, lines 2
+    to 7) is the reward's business, not the format's.
 
     The budget B of Alg. 2 counts calls: it is `max_steps - 1`, so the paper's B = 4 is `max_steps` 5.
     """
@@ -289,11 +294,12 @@ class SearchP1Format(StreamFormat):
 class WhenToSearchFormat(StreamFormat):
     """`<think>`, `<search>`, `<information>`, `<reflect>`, `<answer>`.
 
-    Well-formed is one of the two structures of sec. 3.3: without a search `think reflect answer` (App. B.4, points 1
-    and 2); else "multiple iterations of think, search, information, reflect", then the answer. Only the first
-    iteration has to think: point 5 lets a policy search again right after it has reflected, as it does in Table 9. So
-    `think (reflect | search information reflect (think? search information reflect)*) answer`; between the last
-    reflection and the answer nothing may stand (point 4).
+    Well-formed is one of the two structures of sec. 3.3: without a search `think reflect answer` (App.
+    B.4, points 1 and 2); else "multiple iterations of think, search, information, reflect", then the
+    answer. Only the first iteration has to think: point 5 lets a policy search again right after it has
+    reflected, as it does in Table 9. So `think (reflect | search information reflect (think? search
+    information reflect)*) answer`; between the last reflection and the answer nothing may stand (point
+    4).
     """
 
     name = "when_to_search"

@@ -1,8 +1,8 @@
 """Native tool calls: the policy calls `search(query)` as its family of models does, and its chat template shows it.
 
-Each step is a message of the assistant: one call, or the answer. What was called and found before are messages too, so
-a policy is asked here as a host of agents would ask it, in this process, with a rendered prompt, or with `tools` at a
-server.
+Each step is a message of the assistant: one call, or the answer. What was called and found before are
+messages too, so a policy is asked here as a host of agents would ask it, in this process, with a rendered
+prompt, or with `tools` at a server.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def parser_of(template: str) -> str | None:
 class ToolCallsFormat(InstructedFormat):
     """One function, `search(query)`; each step is a message with one call, or the answer.
 
-    The answer is the whole text of the first message without a call, after its thinking. Text before a call is the
-    policy's thought, which it reads again. A malformed step is not shown to the policy: `unreadable_call`,
-    `unknown_function`, `bad_arguments`, `empty_query`, `several_calls`, `text_after_call`, `unexpected_call` where the
-    answer is asked for, `unclosed_think`, `empty_answer`, and `cut_off`, which the engine finds. A trajectory without
-    one is well-formed.
+    The answer is the whole text of the first message without a call, after its thinking. Text before a
+    call is the policy's thought, which it reads again. A malformed step is not shown to the policy:
+    `unreadable_call`, `unknown_function`, `bad_arguments`, `empty_query`, `several_calls`,
+    `text_after_call`, `unexpected_call` where the answer is asked for, `unclosed_think`, `empty_answer`,
+    and `cut_off`, which the engine finds. A trajectory without one is well-formed.
     """
 
     name = "tool_calls"

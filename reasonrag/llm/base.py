@@ -24,8 +24,8 @@ class Sampling:
         temperature: 0 is greedy decoding.
         top_p: nucleus mass in (0, 1].
         max_tokens: upper bound for each completion.
-        seed: random seed of the first completion; completion `i` uses `seed + i`. A backend that honours seeds gives
-            the same text for the same prompt and seed. None lets the backend choose.
+        seed: random seed of the first completion; completion `i` uses `seed + i`. A backend that honours
+            seeds gives the same text for the same prompt and seed. None lets the backend choose.
     """
 
     n: int = 1
@@ -46,8 +46,8 @@ class Caller:
     """The question that a call of an `LLM` belongs to. It changes when and where a request is served, not its content.
 
     Args:
-        question: data set and id in one text. Requests of a question share prompt prefixes, so they belong on one
-            engine.
+        question: data set and id in one text. Requests of a question share prompt prefixes, so they
+            belong on one engine.
         priority: of two requests that wait, the one with the lower number is served first.
     """
 
@@ -101,9 +101,9 @@ class StepScorer(Protocol):
 def restore_stop(text: str, stop: tuple[str, ...], prefix: str = "") -> str:
     """Append the closing tag at which a server stopped.
 
-    OpenAI-compatible servers drop the stop string and rarely report which one it was. If `prefix + text` ends inside
-    `<x>` and `</x>` is a stop string, that one is appended (likewise `<|begin|>` and `<|end|>`, `[` and `]`); otherwise
-    `text` is returned as it is.
+    OpenAI-compatible servers drop the stop string and rarely report which one it was. If `prefix + text`
+    ends inside `<x>` and `</x>` is a stop string, that one is appended (likewise `<|begin|>` and
+    `<|end|>`, `[` and `]`); otherwise `text` is returned as it is.
 
     >>> restore_stop("So the next query is <query>Jaws", ("</query>", "</answer>"))
     'So the next query is <query>Jaws</query>'
@@ -114,7 +114,8 @@ def restore_stop(text: str, stop: tuple[str, ...], prefix: str = "") -> str:
     whole = prefix + text
     for closing in stop:
         opening = _opening(closing)
-        # Passages in the prefix have no tags left, but brackets: one opens something only where the prefix ends.
+        # Passages in the prefix have no tags left, but brackets: one opens something only where the
+        # prefix ends.
         start = whole.rfind(opening, len(prefix) - 1 if opening == "[" and prefix else 0) if opening else -1
         is_open = start >= 0 and whole.rfind(closing) < start
         if is_open and start > innermost_start:

@@ -23,16 +23,17 @@ _WITHOUT_SLOTS = 32  # requests in flight, if neither engine nor settings limit 
 class JournaledLLM:
     """Wraps any LLM: replays the replies in the journal, and stores the others there.
 
-    A request is identified by model, prompt and sampling, including the seed: two samples of one prompt have two seeds
-    and stay two samples. A greedy policy draws no sample and gets one request. A judge's seed counts: each retry has
-    its own.
+    A request is identified by model, prompt and sampling, including the seed: two samples of one prompt
+    have two seeds and stay two samples. A greedy policy draws no sample and gets one request. A judge's
+    seed counts: each retry has its own.
 
-    Secrets in a reply are replaced before it is stored or used, so that a resumed run reads the same text. The policy
-    of online training does not pass through here, as it is trained on its tokens as sampled; its secrets are replaced
-    when rollouts are written (`online_rl.collector`).
+    Secrets in a reply are replaced before it is stored or used, so that a resumed run reads the same
+    text. The policy of online training does not pass through here, as it is trained on its tokens as
+    sampled; its secrets are replaced when rollouts are written (`online_rl.collector`).
 
-    A completion has the values that are stored, so that a resumed run goes on from the same ones: log-probabilities in
-    single precision, and no ids of the prompt, which are the most of what vLLM reports and which nothing reads.
+    A completion has the values that are stored, so that a resumed run goes on from the same ones:
+    log-probabilities in single precision, and no ids of the prompt, which are the most of what vLLM
+    reports and which nothing reads.
     """
 
     def __init__(self, inner: LLM, journal: Journal, *, kind: str, concurrency: int | None = None) -> None:
@@ -62,7 +63,8 @@ class JournaledLLM:
             LLMError: raised by the inner model; nothing is stored.
             Interrupted: the run is shutting down, and the journal does not hold the reply.
         """
-        # A policy's seeds differ by question. A judge may be asked the same about two of them, and is asked once.
+        # A policy's seeds differ by question. A judge may be asked the same about two of them, and is
+        # asked once.
         question = caller.get().question if self.kind == "policy" else ""
         is_greedy = self.kind == "policy" and sampling.temperature == 0
         keyed_sampling = replace(sampling, seed=None) if is_greedy else sampling
@@ -71,7 +73,8 @@ class JournaledLLM:
         if stored is not None:
             return tuple(_decode(completion) for completion in stored)
         self.journal.admit()
-        # A request keeps its slot until its reply is on disk: no more calls than slots are ever paid for and not kept.
+        # A request keeps its slot until its reply is on disk: no more calls than slots are ever paid for
+        # and not kept.
         answered_requests: list[Request] = []
         token = answered.set(answered_requests)
         try:
@@ -117,8 +120,8 @@ def request_key(model: str, kind: str, prompt: Prompt, sampling: Sampling) -> st
 def _as_stored(completion: Completion) -> Completion:
     """Return the completion as the journal will return it, and without secrets.
 
-    A text with a secret loses its token ids, which spell the secret, and logprobs. Formats then encode the text, as
-    they do for a backend that reports no ids.
+    A text with a secret loses its token ids, which spell the secret, and logprobs. Formats then encode
+    the text, as they do for a backend that reports no ids.
     """
     text = redact_data(completion.text, "a reply")
     ids, logprobs = completion.token_ids, completion.logprobs

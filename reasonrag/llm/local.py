@@ -1,9 +1,10 @@
 """A transformers model in this process, for CPUs, tests and small models: one thread writes requests in batches.
 
-Each row of a batch has its own seed, temperature, length and stop strings, and its own random generator, so its draws
-do not depend on the rest of the batch. Its logits do slightly: in a batch of another shape, floats are summed in
-another order, about 1e-6 apart in float32 and 1e-2 in bfloat16. A draw that falls on the border of two tokens, or a
-near tie of greedy decoding, can therefore have another winner; float32 makes that rare, not impossible.
+Each row of a batch has its own seed, temperature, length and stop strings, and its own random generator,
+so its draws do not depend on the rest of the batch. Its logits do slightly: in a batch of another shape,
+floats are summed in another order, about 1e-6 apart in float32 and 1e-2 in bfloat16. A draw that falls on
+the border of two tokens, or a near tie of greedy decoding, can therefore have another winner; float32
+makes that rare, not impossible.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class TransformersLLM:
     def lent(self, model: Any) -> Iterator[None]:
         """Use weights that a trainer holds and changes, without a second copy.
 
-        No request may be running when this ends. The model is in evaluation mode in the block, and restored afterwards.
+        No request may be running when this ends. The model is in evaluation mode in the block, and
+        restored afterwards.
         """
         training = model.training
         # Dropout would make another text of each request, and gradient checkpointing turns the cache off.
@@ -133,9 +135,11 @@ class TransformersLLM:
         self.chat = chat
         self.model = None
         self._batch_size = batch_size
-        # A batch that runs, and the requests of the next: with fewer the worker would wait for them in between.
+        # A batch that runs, and the requests of the next: with fewer the worker would wait for them in
+        # between.
         self.slots = Slots(2 * batch_size)
-        # No `get` of it may have a timeout: in CPython 3.11, one that is over meanwhile becomes a wait for ever.
+        # No `get` of it may have a timeout: in CPython 3.11, one that is over meanwhile becomes a wait
+        # for ever.
         self._queue: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._in_use = threading.Lock()  # held while the worker computes
@@ -152,8 +156,8 @@ class TransformersLLM:
         """Return `[n]` completions with token ids and logprobs. The prompt's tokens are counted on the first one.
 
         Raises:
-            LLMError: with cause `refused` (the template rejects the chat), `context_overflow`, `out_of_memory`,
-                `engine` (any other failure of generation) or `closed`.
+            LLMError: with cause `refused` (the template rejects the chat), `context_overflow`,
+                `out_of_memory`, `engine` (any other failure of generation) or `closed`.
             RunError: the model's probabilities are NaN.
         """
         async with self.slots.request(caller.get().priority):
@@ -193,7 +197,8 @@ class TransformersLLM:
         while not self._closed.is_set():
             if not waiting and (row := self._queue.get()) is not None:
                 waiting.append(row)
-                # A wait for a relative time: `time.sleep` ends at an absolute one, which a clock that jumps moves away.
+                # A wait for a relative time: `time.sleep` ends at an absolute one, which a clock that
+                # jumps moves away.
                 select.select((), (), (), _WINDOW_S)
             waiting += self._arrived()
             if batch := _next_batch(waiting, self._batch_size):
@@ -232,7 +237,8 @@ class TransformersLLM:
         cache, running = None, list(rows)
         with torch.no_grad():  # not inference_mode: a model in training may keep a tensor that is made here
             while running:
-                # `[B, P]` positions without the padding; of the last token alone once the prompts are computed.
+                # `[B, P]` positions without the padding; of the last token alone once the prompts are
+                # computed.
                 positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
                 output = self.model(
                     input_ids=input_ids,
@@ -253,7 +259,8 @@ class TransformersLLM:
                 beat()
                 if self._closed.is_set():
                     return
-                # Rows that are done stay in the batch until half of them are: to leave copies the whole cache.
+                # Rows that are done stay in the batch until half of them are: to leave copies the whole
+                # cache.
                 if 2 * len(left) <= len(running):
                     keep = torch.tensor(left, dtype=torch.long, device=input_ids.device)
                     running = [running[index] for index in left]
@@ -375,8 +382,8 @@ def sampled_completion(
 ) -> Completion:
     """Build the completion of sampled ids.
 
-    The token that completes a stop string may hold more characters: the ids keep it whole, the text ends at the string.
-    `model` is what sampled them, for the error.
+    The token that completes a stop string may hold more characters: the ids keep it whole, the text ends
+    at the string. `model` is what sampled them, for the error.
 
     Raises:
         RunError: a log-probability is NaN or infinite, so that nothing the model writes means anything.

@@ -14,8 +14,8 @@ from reasonrag.core.types import Completion, FinishReason, Message, Prompt, as_f
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
 from reasonrag.llm.chat_template import chat_with_tools
 
-# For parameters that a request omits, vLLM takes the defaults in the model's generation_config.json (top_k 20,
-# repetition_penalty 1.05, ...): the samples would come from a different distribution.
+# For parameters that a request omits, vLLM takes the defaults in the model's generation_config.json
+# (top_k 20, repetition_penalty 1.05, ...): the samples would come from a different distribution.
 _VLLM_EXTRAS: Mapping[str, Any] = {
     "return_token_ids": True,
     "include_stop_str_in_output": True,
@@ -33,7 +33,8 @@ _FINISH = {"length": FinishReason.LENGTH, "max_tokens": FinishReason.LENGTH}
 _FINISH |= dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "tool_calls"), FinishReason.STOP)
 
 Encoded = str | Sequence[int] | None
-# From prompt to the input of the completions endpoint: a text, or token ids, which vLLM takes as they are.
+# From prompt to the input of the completions endpoint: a text, or token ids, which vLLM takes as they
+# are.
 Encode = Callable[[Prompt], str | Sequence[int]]
 
 MOST_TOKENS = 1 << 24
@@ -61,8 +62,8 @@ class ServedModel:
 class Wire:
     """The wire format of one server; the fields are those of `ServerLLM`. Without `encode`, it is the chat endpoint.
 
-    A reply is refused if its text cannot be used. Token ids that the model cannot have, log-probabilities above 0 or
-    not finite, and counts that cannot be are set aside: the completion has none.
+    A reply is refused if its text cannot be used. Token ids that the model cannot have, log-probabilities
+    above 0 or not finite, and counts that cannot be are set aside: the completion has none.
     """
 
     model: str
@@ -133,12 +134,14 @@ class Wire:
     def completions(self, payload: bytes, prompt: Prompt, sampling: Sampling, sent: object = None) -> list[Completion]:
         """Parse at most `n` completions from a reply; fewer if the server ignores `n`.
 
-        The prompt's tokens are counted on the first completion. The tokens of a completion are counted by its ids, or,
-        if the server reports no ids, as an equal share, so that the sums are the server's usage. `sent` is the field
-        `prompt` of the request; ids in it are the prompt's ids, even if the server reports none.
+        The prompt's tokens are counted on the first completion. The tokens of a completion are counted by
+        its ids, or, if the server reports no ids, as an equal share, so that the sums are the server's
+        usage. `sent` is the field `prompt` of the request; ids in it are the prompt's ids, even if the
+        server reports none.
 
         Raises:
-            BadReply: the reply is not JSON, has no choices, or reports other prompt ids than the request had.
+            BadReply: the reply is not JSON, has no choices, or reports other prompt ids than the request
+                had.
         """
         reply: Any = None
         with contextlib.suppress(ValueError, RecursionError):
@@ -175,11 +178,12 @@ class Wire:
         elif finish_reason is FinishReason.STOP:
             completion_tokens = restore_stop(completion_tokens, prompt.stop, prompt.prefix)
         token_ids, logprobs = self._ids(choice.get("token_ids")), None
-        # Logprobs have to be those of the full vocabulary at the temperature. Processed ones are normalised over the
-        # nucleus; others are from before the temperature is applied.
+        # Logprobs have to be those of the full vocabulary at the temperature. Processed ones are
+        # normalised over the nucleus; others are from before the temperature is applied.
         if sampling.top_p >= 1.0 if self.processed_logprobs else sampling.temperature in (0.0, 1.0):
             logprobs = _logprobs(choice.get("logprobs")) if self.logprobs else None
-        # Some servers count the end token in one of the two only: then it is unknown which belongs to which.
+        # Some servers count the end token in one of the two only: then it is unknown which belongs to
+        # which.
         if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
             logprobs = None
         return Completion(

@@ -21,7 +21,8 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 class VLLMEngine:
     """A model in vLLM, which forms batches and bounds its concurrency. Use it in one event loop.
 
-    Seeded samples are reproducible on the same hardware and in the same batch; sample `i` has the seed `seed + i`.
+    Seeded samples are reproducible on the same hardware and in the same batch; sample `i` has the seed
+    `seed + i`.
     """
 
     commit: str | None = None  # of a model from the Hub
@@ -42,7 +43,8 @@ class VLLMEngine:
             name: name in run identities; None takes the Hub name or the folder's name.
             revision: revision of a Hub model.
             chat_template: as `template` of `ChatTemplate.load`.
-            engine_args: other arguments of vLLM's `AsyncEngineArgs`, such as `tensor_parallel_size` or `max_model_len`.
+            engine_args: other arguments of vLLM's `AsyncEngineArgs`, such as `tensor_parallel_size` or
+                `max_model_len`.
 
         Raises:
             ConfigError: vLLM is not installed, or the model cannot be loaded, for example without a GPU.

@@ -5,9 +5,9 @@ The server needs vLLM's RLHF endpoints, available from version 0.22 on if it is 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "nccl"}' \
         --logprobs-mode processed_logprobs
 
-Generation is paused during a push. Running requests finish first, with the old weights; requests that arrive during the
-pause wait, and run with the new weights. So no completion mixes two versions, and none is cut short, but its waiting
-time counts against `ServerLLM`'s `timeout_s`.
+Generation is paused during a push. Running requests finish first, with the old weights; requests that
+arrive during the pause wait, and run with the new weights. So no completion mixes two versions, and none
+is cut short, but its waiting time counts against `ServerLLM`'s `timeout_s`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ _WRAPPERS = re.compile(
 class VLLMServerSync:
     """Pushes weights into a vLLM server: pause, transfer, reset the prefix cache, resume.
 
-    The reset is needed because text after a prefix that was cached with the old weights would belong to no policy. If
-    the transfer or the reset fails, the server stays paused, `version` is None, and the next successful push resumes.
+    The reset is needed because text after a prefix that was cached with the old weights would belong to
+    no policy. If the transfer or the reset fails, the server stays paused, `version` is None, and the
+    next successful push resumes.
 
-    Of several processes (`torch.distributed`), rank 0 pushes. The others iterate over the tensors too, as gathering a
-    sharded tensor needs all of them, and raise if rank 0 fails.
+    Of several processes (`torch.distributed`), rank 0 pushes. The others iterate over the tensors too, as
+    gathering a sharded tensor needs all of them, and raise if rank 0 fails.
 
     Attributes:
         version: number of complete pushes; None if the server's weights are unknown.
@@ -70,10 +71,11 @@ class VLLMServerSync:
 
         Args:
             base_url: address of the server, with or without `/v1`; the server must not require a key.
-            client: sends the tensors, with the methods of TRL's `VLLMClient`; None is one of them, which broadcasts
-                from this process's current GPU to the GPUs of the server.
+            client: sends the tensors, with the methods of TRL's `VLLMClient`; None is one of them, which
+                broadcasts from this process's current GPU to the GPUs of the server.
             pause_timeout_s: seconds for the running requests to finish.
-            backoff_s: wait before the second attempt of a control request, with jitter; doubled for the third.
+            backoff_s: wait before the second attempt of a control request, with jitter; doubled for the
+                third.
 
         Raises:
             ConfigError: the address cannot be used.
@@ -89,8 +91,8 @@ class VLLMServerSync:
         """Push these weights, and return when the server uses them. Every process of the trainer has to call this.
 
         Args:
-            named_tensors: every weight under its name in the model's checkpoint (`merged_parameters`), in the same
-                order in every process; iterated once.
+            named_tensors: every weight under its name in the model's checkpoint (`merged_parameters`), in
+                the same order in every process; iterated once.
 
         Raises:
             ConfigError: the server was started without weight transfer, or this process has no GPU.
@@ -142,7 +144,8 @@ class VLLMServerSync:
         self.version = None
         try:
             send_chunks(self._client, named_tensors, _CHUNK_BYTES)
-            # Without the flag, vLLM before 0.26 kept the cache silently while any request held a block of it.
+            # Without the flag, vLLM before 0.26 kept the cache silently while any request held a block of
+            # it.
             payload = self._call("/reset_prefix_cache?reset_running_requests=true")
             if payload.strip() and json.loads(payload).get("success", True) is not True:
                 raise _failed("the prefix cache was not reset")
@@ -219,8 +222,8 @@ def _connected(root: str) -> Any:
 def send_chunks(client: Any, named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> None:
     """Send one weight update with `client` (TRL's `VLLMClient`), in chunks of at most `chunk_bytes` or one tensor.
 
-    The tensors of a chunk are computed before the workers start to receive it: an iterator that failed during a
-    broadcast would leave the workers waiting forever.
+    The tensors of a chunk are computed before the workers start to receive it: an iterator that failed
+    during a broadcast would leave the workers waiting forever.
     """
     # The server prepares its weights once for all chunks, and finishes them once.
     with client.weight_update():
@@ -247,16 +250,18 @@ def _chunks(named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> It
 def merged_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight of a model, with adapters merged, under its name in the base model's checkpoint.
 
-    The model itself does not change by a bit: adapters are merged into copies of their layers, one after another, as
-    subtracting them in bfloat16 would degrade the base weights with every push. Tied weights are yielded once. Weights
-    sharded over processes (FSDP2) are gathered, so every process has to iterate.
+    The model itself does not change by a bit: adapters are merged into copies of their layers, one after
+    another, as subtracting them in bfloat16 would degrade the base weights with every push. Tied weights
+    are yielded once. Weights sharded over processes (FSDP2) are gathered, so every process has to
+    iterate.
 
     Args:
-        model: a model of transformers, bare or wrapped by PEFT, such as `accelerator.unwrap_model(trainer.model)`.
+        model: a model of transformers, bare or wrapped by PEFT, such as
+            `accelerator.unwrap_model(trainer.model)`.
 
     Raises:
-        ConfigError: the weights are quantised or sharded by FSDP1 or ZeRO-3, or the adapter cannot be merged (prompt
-            learning).
+        ConfigError: the weights are quantised or sharded by FSDP1 or ZeRO-3, or the adapter cannot be
+            merged (prompt learning).
     """
     layers, hidden = _adapted(model)
     adapters = {id(parameter) for layer in layers for parameter in layer.parameters()}

@@ -1,9 +1,9 @@
 """Monte Carlo tree search over steps: select, expand, evaluate, backpropagate (arXiv:2505.14069, sec. 2.2.2, App. A).
 
-A tree holds many trajectories that share prefixes. The iterations of the paper's search follow one another, so that a
-tree would keep an engine busy with little more than one call at a time. Here up to `lag` iterations are in flight while
-the next one selects. The tree depends on seed, question and lag alone, never on which call ends first. Any `Evaluator`
-values the nodes: SPRE by rollouts or a judge.
+A tree holds many trajectories that share prefixes. The iterations of the paper's search follow one
+another, so that a tree would keep an engine busy with little more than one call at a time. Here up to
+`lag` iterations are in flight while the next one selects. The tree depends on seed, question and lag
+alone, never on which call ends first. Any `Evaluator` values the nodes: SPRE by rollouts or a judge.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Origin(StrEnum):
 class Node:
     """A state: the trajectory up to here and the statistics of the search. The only mutable domain type.
 
-    `visits` is N(s) of Eq. 7. `value_sum / valued` is Q(s); `valued` counts the visits that had a value to back up,
-    fewer than `visits` if the judge could not be parsed, a rollout ended without an answer, or the visit is still in
-    flight. `expected` counts the children in flight.
+    `visits` is N(s) of Eq. 7. `value_sum / valued` is Q(s); `valued` counts the visits that had a value
+    to back up, fewer than `visits` if the judge could not be parsed, a rollout ended without an answer,
+    or the visit is still in flight. `expected` counts the children in flight.
     """
 
     id: int
@@ -132,8 +132,8 @@ SELECTIONS: dict[str, Callable[[float, int, int, int, float], float]] = {"puct":
 def select_child(parent: Node, children: Sequence[Node], *, selection: str, c_uct: float) -> Node:
     """Return the child with the highest score, the oldest one among equals.
 
-    A child without a value (the judge could not be parsed, no answer) gets its parent's, so that a failure neither
-    attracts the search nor repels it.
+    A child without a value (the judge could not be parsed, no answer) gets its parent's, so that a
+    failure neither attracts the search nor repels it.
     """
     score = SELECTIONS[selection]
     unknown = parent.value or 0.0
@@ -150,10 +150,12 @@ class Evaluation:
     """The value of a node, and the rollouts that were made for it.
 
     Args:
-        value: in [0, 1]; None if it is unknown (no rollout ended with an answer, or the judge could not be parsed).
+        value: in [0, 1]; None if it is unknown (no rollout ended with an answer, or the judge could not
+            be parsed).
         rollouts: finished continuations of the trajectory; the tree keeps them.
         rollout_values: `[len(rollouts)]` value of each by itself; None for one without an answer.
-        calls: model calls other than the steps of the rollouts: 1 for a verdict, however often it was retried.
+        calls: model calls other than the steps of the rollouts: 1 for a verdict, however often it was
+            retried.
     """
 
     value: float | None
@@ -169,7 +171,8 @@ class Evaluator(Protocol):
         """Return the value of the trajectory so far, finished or not.
 
         Raises:
-            LLMError, RetrievalError: a backend gave up. An unparseable verdict is a missing value, not an error.
+            LLMError, RetrievalError: a backend gave up. An unparseable verdict is a missing value, not an
+                error.
         """
         ...
 
@@ -177,23 +180,26 @@ class Evaluator(Protocol):
 class TreeSearch:
     """Builds one tree per question, within a budget of iterations and of calls.
 
-    `lag`: iteration j selects when at most `lag` iterations before it are in flight, and sees exactly the backups of
-    the others. Iterations in flight count as visits without a value on the nodes they passed (virtual visits; Chaslot
-    et al. 2008, "Parallel Monte-Carlo Tree Search"), and hold the places of the children they make. They are completed
-    in the order in which they began, and an iteration that finds no place waits for the next of them, so that the tree
-    does not depend on time. 0 is the search of the paper.
+    `lag`: iteration j selects when at most `lag` iterations before it are in flight, and sees exactly the
+    backups of the others. Iterations in flight count as visits without a value on the nodes they passed
+    (virtual visits; Chaslot et al. 2008, "Parallel Monte-Carlo Tree Search"), and hold the places of the
+    children they make. They are completed in the order in which they began, and an iteration that finds
+    no place waits for the next of them, so that the tree does not depend on time. 0 is the search of the
+    paper.
 
-    `max_calls`: no iteration begins once the tree has cost so many calls. These are its nodes except the root (each is
-    a step of the policy, once for each candidate, also in rollouts) and its judge's verdicts, a retried one counted
-    once; replies from a journal count like new ones. An iteration in flight counts as the mean of those before it, and
-    iterations that have begun are completed: with a judge a tree costs at most `max_calls + 1 + 2 * lag`, with k
-    rollouts of at most T steps `max_calls + (k * (T - 1) + 1) * (lag + 1) - 1`.
+    `max_calls`: no iteration begins once the tree has cost so many calls. These are its nodes except the
+    root (each is a step of the policy, once for each candidate, also in rollouts) and its judge's
+    verdicts, a retried one counted once; replies from a journal count like new ones. An iteration in
+    flight counts as the mean of those before it, and iterations that have begun are completed: with a
+    judge a tree costs at most `max_calls + 1 + 2 * lag`, with k rollouts of at most T steps `max_calls +
+    (k * (T - 1) + 1) * (lag + 1) - 1`.
 
-    `recorded`: finished trajectories to begin a question's tree with. Each of their steps is branched, up to
-    `max_children`, before the search goes its own way; they cost no call.
+    `recorded`: finished trajectories to begin a question's tree with. Each of their steps is branched, up
+    to `max_children`, before the search goes its own way; they cost no call.
 
-    `rejudge_terminal`: value a terminal node again at each visit and use the whole budget, as the published builder
-    does. By default a terminal node keeps its value, and a tree with nothing left to expand is finished.
+    `rejudge_terminal`: value a terminal node again at each visit and use the whole budget, as the
+    published builder does. By default a terminal node keeps its value, and a tree with nothing left to
+    expand is finished.
     """
 
     def __init__(
@@ -215,8 +221,8 @@ class TreeSearch:
         """Return the finished tree of a question; call `count` as each iteration ends.
 
         Raises:
-            LLMError, RetrievalError: a backend gave up. The iterations in flight have ended then, and their calls are
-                in the journal, if there is one.
+            LLMError, RetrievalError: a backend gave up. The iterations in flight have ended then, and
+                their calls are in the journal, if there is one.
         """
         # Data set and id: two merged data sets may both have a question "1".
         seed = functools.partial(derive_seed, self.seed, question.dataset, question.id)
@@ -251,15 +257,16 @@ class TreeSearch:
                 if selected is None:
                     break  # nothing is left to expand, or the calls are spent
 
-                # Expand it by a step of the policy and value the new node, in a task. A terminal node keeps its value.
-                # Trees with the fewest completed iterations come first, or the last ones would end long after others.
+                # Expand it by a step of the policy and value the new node, in a task. A terminal node
+                # keeps its value. Trees with the fewest completed iterations come first, or the last ones
+                # would end long after others.
                 caller.set(Caller(f"{question.dataset}/{question.id}", completed))
                 task = None
                 expands = self._has_room(selected)
                 if expands:
                     place = len(selected.children) + selected.expected
-                    # The least id that the child can get. No other child in flight below `selected` has the same one,
-                    # and without a lag it is the id.
+                    # The least id that the child can get. No other child in flight below `selected` has
+                    # the same one, and without a lag it is the id.
                     child = len(tree.nodes) + sum(iteration.expands for iteration in in_flight)
                     seeds = seed("expand", selected.id, place), seed("evaluate", child, 0)
                     task = asyncio.create_task(self._expand(selected.trajectory, *seeds))

@@ -1,8 +1,9 @@
 """PPO's value model, and advantages of tokens (arXiv:1707.06347, arXiv:1506.02438), as verl has them.
 
-HiPRAG and Search-R1 train with verl's PPO: a critic that starts as a copy of the policy and has its own learning rate,
-the outcome at the last token, the KL penalty in the rewards, advantages that are whitened over the batch, a clipped
-value loss. Here only what the policy wrote has values, as in verl's multi-turn rollouts, and the head starts at zero.
+HiPRAG and Search-R1 train with verl's PPO: a critic that starts as a copy of the policy and has its own
+learning rate, the outcome at the last token, the KL penalty in the rewards, advantages that are whitened
+over the batch, a clipped value loss. Here only what the policy wrote has values, as in verl's multi-turn
+rollouts, and the head starts at zero.
 
 Imports torch, so it is itself imported only once a training run starts.
 """
@@ -180,6 +181,7 @@ class Critic:
         mask = torch.cat([part["prompt_mask"], part["completion_mask"]], dim=1)
         with self.accelerator.autocast():
             hidden = self.model["backbone"](input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-            # The state before a token predicts what comes from this token on: shifted by one, as logits are.
+            # The state before a token predicts what comes from this token on: shifted by one, as logits
+            # are.
             states = hidden[:, part["prompt_ids"].size(1) - 1 : -1]
             return self.model["head"](states.to(self.model["head"].weight.dtype))[..., 0].float()

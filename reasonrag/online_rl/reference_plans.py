@@ -1,7 +1,7 @@
 """Search-P1's reference plans, made once before training (sec. 3.2.1, eq. 5).
 
-The policy attempts each question several times with the engine, searches included, so that questions that need a search
-get a plan, too. A planner distils the correct attempts into the fewest steps.
+The policy attempts each question several times with the engine, searches included, so that questions that
+need a search get a plan, too. A planner distils the correct attempts into the fewest steps.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ async def make_plans(
 ) -> list[Row]:
     """Make a reference plan for each question, and return the rows of the plans (`tables.plan_schema`).
 
-    As in eq. 5 of Search-P1 (sec. 3.2.1): K trajectories per question, of which the correct ones are kept; the planner
-    sees their plans and searches, and votes for the fewest steps. Algorithm 1 and App. D.2 describe another way, a plan
-    from the golden answer without any trajectory: `settings.show_answer` takes it where no trajectory helps.
+    As in eq. 5 of Search-P1 (sec. 3.2.1): K trajectories per question, of which the correct ones are
+    kept; the planner sees their plans and searches, and votes for the fewest steps. Algorithm 1 and App.
+    D.2 describe another way, a plan from the golden answer without any trajectory: `settings.show_answer`
+    takes it where no trajectory helps.
 
-    A plan depends on the replies of policy, retriever and planner alone: after a kill, the same call with the same
-    journal resumes, pays for nothing twice, and returns the same.
+    A plan depends on the replies of policy, retriever and planner alone: after a kill, the same call with
+    the same journal resumes, pays for nothing twice, and returns the same.
 
     Args:
         questions: with ids that are unique in their data set.
-        engine: makes the trajectories, in any format; its sampling should not be greedy. Its LLM is a `JournaledLLM`.
+        engine: makes the trajectories, in any format; its sampling should not be greedy. Its LLM is a
+            `JournaledLLM`.
         judge: the planner, on a `JournaledLLM`.
-        progress: counts finished and failed questions, and under `written` the plans, `no_correct_trajectory` and
-            `no_search` (correct from memory alone).
+        progress: counts finished and failed questions, and under `written` the plans,
+            `no_correct_trajectory` and `no_search` (correct from memory alone).
         settings: K, and what is done if no trajectory helps.
         seed: of the trajectories.
         max_failed: share of questions that may fail; beyond it no further question is started.

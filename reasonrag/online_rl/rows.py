@@ -1,12 +1,12 @@
 """From trajectories to training rows: sampled tokens, masks, weights and advantages.
 
-A format with one growing turn gives one row per trajectory. A format that asks with a fresh prompt at each step gives a
-row per step, as Agent Lightning (arXiv:2508.03680) and verl-agent (arXiv:2505.10978) train on transitions. GRPO
-compares trajectories; the rows of a trajectory share the result.
+A format with one growing turn gives one row per trajectory. A format that asks with a fresh prompt at
+each step gives a row per step, as Agent Lightning (arXiv:2508.03680) and verl-agent (arXiv:2505.10978)
+train on transitions. GRPO compares trajectories; the rows of a trajectory share the result.
 
-Nothing is decoded and encoded again. The policy's ids are the sampled ones; each inserted text is encoded by itself, as
-it was when the policy read it. So a trainer's log-probabilities are for exactly the tokens that were sampled, after
-exactly the tokens that were read.
+Nothing is decoded and encoded again. The policy's ids are the sampled ones; each inserted text is encoded
+by itself, as it was when the policy read it. So a trainer's log-probabilities are for exactly the tokens
+that were sampled, after exactly the tokens that were read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from reasonrag.rewards.base import NO_REWARD, Score
 Baseline = Literal["group", "others"]
 Credit = Literal["trajectory", "step"]
 
-# A column of the rollouts, one value per trajectory, which TRL passes on to its reward function `episode_reward`.
+# A column of the rollouts, one value per trajectory, which TRL passes on to its reward function
+# `episode_reward`.
 REWARD = "episode_reward"
 
 
@@ -32,10 +33,11 @@ REWARD = "episode_reward"
 class Transcript:
     """Steps of a trajectory whose prompts extend each other, as one sequence of tokens.
 
-    `completion_ids`, `mask` and `logprobs` are `[T]`: the mask is 1 for sampled and 0 for inserted tokens; logprobs are
-    natural logarithms at the sampling temperature, 0.0 where the mask is 0. `prompt_ids` are `[P]`: the chat, and the
-    text inserted before the policy's first token. `truncated` means that the policy reached a token limit. `steps` is
-    the number of the trajectory's steps up to the end of this row.
+    `completion_ids`, `mask` and `logprobs` are `[T]`: the mask is 1 for sampled and 0 for inserted
+    tokens; logprobs are natural logarithms at the sampling temperature, 0.0 where the mask is 0.
+    `prompt_ids` are `[P]`: the chat, and the text inserted before the policy's first token. `truncated`
+    means that the policy reached a token limit. `steps` is the number of the trajectory's steps up to the
+    end of this row.
     """
 
     prompt_ids: tuple[int, ...]
@@ -60,14 +62,15 @@ class Transcript:
 def transcripts(trajectory: Trajectory, chat: ChatTemplate) -> tuple[Transcript, ...]:
     """Return the tokens of a trajectory: one transcript for each run of steps whose prompts extend each other.
 
-    Each sampled token stands in exactly one row, after exactly the tokens that the policy read. Rows without sampled
-    tokens are left out. Raise ValueError if a backend did not report token ids.
+    Each sampled token stands in exactly one row, after exactly the tokens that the policy read. Rows
+    without sampled tokens are left out. Raise ValueError if a backend did not report token ids.
     """
     runs: list[list[Step]] = []
     open_turn: tuple[Span, ...] = ()  # up to the end of the last step
     for step in trajectory.steps:
         turn = step.prompt.turn
-        # The prompt extends the last one if the chat is the same, and its turn begins with all that was written.
+        # The prompt extends the last one if the chat is the same, and its turn begins with all that was
+        # written.
         if runs and step.prompt.messages == runs[-1][0].prompt.messages and turn[: len(open_turn)] == open_turn:
             runs[-1].append(step)
         else:
@@ -170,7 +173,8 @@ def group_advantages(
 
     Args:
         rewards: `[G]`; a member without a reward is left out of the baseline and gets advantage 0.
-        baseline: the mean of the group, or the mean of the other members (RLOO, arXiv:2402.14740, sec. 2.3).
+        baseline: the mean of the group, or the mean of the other members (RLOO, arXiv:2402.14740, sec.
+            2.3).
         scale: divide by the sample standard deviation of the same rewards; False is Dr. GRPO.
         epsilon: added to the deviation, as in TRL; a group without variance is not divided.
 
@@ -236,8 +240,8 @@ class Row:
         mask: `[T]` 1 for the tokens that are trained on.
         weight: 1 / K in a trajectory with K rows that are trained on, so that their sum is 1; else 0.
         owners: numbers of the trajectories, in the batch, whose mean advantage the row gets.
-        extra: `[T]` the advantages of its steps' own rewards, at the tokens of each step; () without such rewards.
-            Where each token has an advantage, the rewards of the tokens instead.
+        extra: `[T]` the advantages of its steps' own rewards, at the tokens of each step; () without such
+            rewards. Where each token has an advantage, the rewards of the tokens instead.
     """
 
     tokens: Transcript
@@ -257,8 +261,9 @@ def training_rows(
 ) -> list[Row]:
     """Return the rows of all trajectories, in order; each trajectory has at least one.
 
-    A trajectory without a reward has masks of zeros, so it counts in no mean and no loss. So has a truncated row if
-    `mask_truncated`: TRL itself would miss one that is over its budget and ends with an end token.
+    A trajectory without a reward has masks of zeros, so it counts in no mean and no loss. So has a
+    truncated row if `mask_truncated`: TRL itself would miss one that is over its budget and ends with an
+    end token.
 
     Args:
         groups: of a batch.
@@ -291,12 +296,12 @@ def training_rows(
 def owners(group: Group, sample: Sample, row: Transcript, credit: Credit) -> list[int]:
     """Return the numbers, in the group, of the trajectories whose mean advantage a row gets.
 
-    With credit `step`, these are the trajectories that take the sample's steps up to the end of the row, word for
-    word, itself included. The mean of their rewards is SPRE of the last of these steps (arXiv:2505.14069, eq. 1): the
-    siblings that reach the same state are its k rollouts, so a value costs no call. GiGPO (arXiv:2505.10978)
-    also groups repeated states, and compares the steps of such a group with each other; here every step is compared
-    with the whole group of the question, so a step that no sibling takes has its trajectory's advantage, and not 0.
-    Trajectories without a reward are left out.
+    With credit `step`, these are the trajectories that take the sample's steps up to the end of the row,
+    word for word, itself included. The mean of their rewards is SPRE of the last of these steps
+    (arXiv:2505.14069, eq. 1): the siblings that reach the same state are its k rollouts, so a value costs
+    no call. GiGPO (arXiv:2505.10978) also groups repeated states, and compares the steps of such a group
+    with each other; here every step is compared with the whole group of the question, so a step that no
+    sibling takes has its trajectory's advantage, and not 0. Trajectories without a reward are left out.
     """
     words = _words(sample, row.steps)
     if credit == "trajectory" or words is None:
@@ -316,7 +321,8 @@ def _words(sample: Sample, steps: int) -> tuple[str, ...] | None:
 def step_advantages(group: Group) -> list[list[float]]:
     """Return the advantages of the steps of each sample: their own rewards less the mean at the same place.
 
-    They are not divided by their deviation, so that the weight of the reward remains; 0 for a step without a reward.
+    They are not divided by their deviation, so that the weight of the reward remains; 0 for a step
+    without a reward.
     """
     places = zip_longest(*(sample.score.steps for sample in group.samples))
     advantages = [group_advantages(rewards, scale=False) for rewards in places]
@@ -344,8 +350,8 @@ def over_tokens(
 def token_rewards(sample: Sample, trained: Sequence[bool]) -> list[tuple[float, ...]]:
     """Return `[T]` of each row: a step's reward at its last token, the trajectory's at the last one that is trained on.
 
-    Search-R1 and verl place them there (`apply_kl_penalty` and the reward managers of verl, on which HiPRAG's script
-    runs). Rows that are not trained on have ().
+    Search-R1 and verl place them there (`apply_kl_penalty` and the reward managers of verl, on which
+    HiPRAG's script runs). Rows that are not trained on have ().
     """
     steps = [reward or 0.0 for reward in sample.score.steps]
     rewards: list[tuple[float, ...]] = [()] * len(trained)

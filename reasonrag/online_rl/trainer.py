@@ -1,10 +1,10 @@
 """TRL's GRPOTrainer on our rollouts: it receives token rows with rewards, and never sees a tag or a judge.
 
-TRL expects one row per trajectory. A format that asks with a fresh prompt at each step gives several: TRL computes the
-advantages of the trajectories, and then each row gets its share; so do tokens, in PPO. TRL 1.16 documents
-`rollout_func` only in part; tests/online_rl/test_trainer.py checks the rules used here: tokens with mask 0 get no
-gradient, a mask may hold weights, prompts come repeated and in whole groups, a trajectory without a reward gets no
-advantage, and a row without an end token counts as truncated.
+TRL expects one row per trajectory. A format that asks with a fresh prompt at each step gives several: TRL
+computes the advantages of the trajectories, and then each row gets its share; so do tokens, in PPO. TRL
+1.16 documents `rollout_func` only in part; tests/online_rl/test_trainer.py checks the rules used here:
+tokens with mask 0 get no gradient, a mask may hold weights, prompts come repeated and in whole groups, a
+trajectory without a reward gets no advantage, and a row without an end token counts as truncated.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     """TRL's GRPOTrainer, with rollouts of our engine, scored by our reward.
 
     Args:
-        next_rows: makes the batch of the step after so many, and its training rows; see `train.train_online`.
+        next_rows: makes the batch of the step after so many, and its training rows; see
+            `train.train_online`.
         rollouts: the parts that `next_rows` uses.
         validation: chooses the best policy; None without held-out questions.
         settings: of the training run.
@@ -108,9 +109,10 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             # TRL divides the sum of this loss by a given number: with `weigh` it is any of them.
             self.loss_type: str = "dapo"
         if importance:
-            # Set after __init__, which would otherwise start a vLLM engine. From here on it means: sync the weights
-            # before rollouts, compute the old log-probabilities, and correct by the ratio to the sampler's.
-            # `_current_weights` pushes the weights before every batch, so TRL's call has nothing to do.
+            # Set after __init__, which would otherwise start a vLLM engine. From here on it means: sync
+            # the weights before rollouts, compute the old log-probabilities, and correct by the ratio to
+            # the sampler's. `_current_weights` pushes the weights before every batch, so TRL's call has
+            # nothing to do.
             no_engine = SimpleNamespace(sync_weights=lambda: None)
             self.use_vllm, self.vllm_generation, self._last_loaded_step = True, no_engine, -1
 
@@ -161,8 +163,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         return results[0]
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # A run resumes with a new batch, so it is neither stopped nor saved in the middle of one. A signal or a
-        # collapse is noticed again after the next step.
+        # A run resumes with a new batch, so it is neither stopped nor saved in the middle of one. A
+        # signal or a collapse is noticed again after the next step.
         if self.state.global_step % self.batch_steps and self.state.global_step < self.state.max_steps:
             self.control.should_training_stop = self.control.should_save = False
         super()._maybe_log_save_evaluate(*args, **kwargs)
@@ -170,8 +172,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Return TRL's tensors of a new batch with the advantage of each row, or of each token.
 
-        TRL makes the batch (`_rollout`), scores its tokens with the old and the reference policy, and computes the
-        advantages of GRPO: (reward - mean of the group) / deviation.
+        TRL makes the batch (`_rollout`), scores its tokens with the old and the reference policy, and
+        computes the advantages of GRPO: (reward - mean of the group) / deviation.
         """
         by_token = self.settings.by_token
         if by_token:
@@ -253,12 +255,13 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     def weigh(self, tensors: dict[str, Any], *, scored: int) -> dict[str, Any]:
         """Return TRL's batch with an advantage for each of its `[R]` rows, and with weights of tokens as its mask.
 
-        The rows of a trajectory share its weight of 1, so a trajectory with more steps does not count more. The loss
-        treats a row as it treats a trajectory of one row: `grpo` averages its tokens, `dapo` and `bnpo` give each of
-        its tokens the same weight, `dr_grpo` divides by a constant.
+        The rows of a trajectory share its weight of 1, so a trajectory with more steps does not count
+        more. The loss treats a row as it treats a trajectory of one row: `grpo` averages its tokens,
+        `dapo` and `bnpo` give each of its tokens the same weight, `dr_grpo` divides by a constant.
 
         Args:
-            tensors: its `advantages` are `[N]`, one per trajectory of this process, or `[R, T]`, one per token.
+            tensors: its `advantages` are `[N]`, one per trajectory of this process, or `[R, T]`, one per
+                token.
             scored: trajectories with a reward, on all processes.
         """
         gather, advantages = self.accelerator.gather, tensors["advantages"]
@@ -315,7 +318,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         metrics = self._metrics["train" if self.model.training else "eval"]
         before = {name: len(values) for name, values in metrics.items()}
         done = 0.0
-        # The trainer itself calls backward for the last part, which also brings the gradients to other processes.
+        # The trainer itself calls backward for the last part, which also brings the gradients to other
+        # processes.
         for part in parts[:-1]:
             self.written = part["tool_mask"]
             with self._without_sync(model):
@@ -343,7 +347,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         enough: float = _ENOUGH_TOKENS["cpu" if self.accelerator.device.type == "cpu" else "gpu"]
         terms_of_parts = self.aux_loss_enabled or self._entropy_bonus_enabled or self.averaging == "bnpo"
         if self.accelerator.num_processes > 1 or terms_of_parts:
-            # All processes take the same number of passes, and terms that are means over a pass count once a pass.
+            # All processes take the same number of passes, and terms that are means over a pass count
+            # once a pass.
             enough = math.inf
         lengths, sizes, start = _lengths(inputs).sort(descending=True).values.tolist(), [], 0
         while start < rows:

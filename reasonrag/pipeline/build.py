@@ -56,18 +56,20 @@ def build_trees(
         out: the folder of the run.
         parts: from `open_parts`, for example with a retriever or a policy of yours; closed at the end.
         shard: the part of the questions to build. The last shard that finishes puts the run together.
-        show: returns a context manager that is entered while trees are built; it may read `Build.progress` and call
-            `Build.drain`.
+        show: returns a context manager that is entered while trees are built; it may read
+            `Build.progress` and call `Build.drain`.
 
     Returns:
-        The content of `run.json`: counts of questions, nodes, pairs, calls and failures by cause. It is that of the
+        The content of `run.json`: counts of questions, nodes, pairs, calls and failures by cause. It is
+            that of the
         shard until all shards have finished, then that of the run, with their number as `shards`.
 
     Raises:
         Interrupted: `Build.drain` was called; everything paid for is kept.
         ConfigError, DataError, RunError: bad input, or a folder that cannot be used.
     """
-    # The parts: questions, retriever, format (states to prompts), policy, and the judge of Eq. 6 if it values nodes.
+    # The parts: questions, retriever, format (states to prompts), policy, and the judge of Eq. 6 if it
+    # values nodes.
     if parts is None:
         config = as_served(config, Path(out))
         parts = open_parts(config)
@@ -76,7 +78,8 @@ def build_trees(
         build = Build(config, parts, run)
 
         async def build_tree(place: int, question: Question, count: Count) -> None:
-            # Sec. 2.2.2: select by Eq. 5, expand by a step of the policy, value by SPRE (Eq. 1), back up (Eq. 7).
+            # Sec. 2.2.2: select by Eq. 5, expand by a step of the policy, value by SPRE (Eq. 1), back up
+            # (Eq. 7).
             tree = await build.search.run(question, count=count)
             # SPRE of every node, over the complete trajectories through it. A node is a row.
             rows = tree_rows(tree, build.parts.format, alpha=config.value.alpha, weighting=config.value.weighting)
@@ -90,8 +93,8 @@ def build_trees(
             async with contextlib.aclosing(build.parts):
                 await check(build.parts, begun=run.begun, wait_s=config.run.wait_s)
                 async with show(build) if show else contextlib.nullcontext():
-                    # As many questions at once as keep the engines busy, never in lockstep. A finished tree is in the
-                    # journal; a question that fails is retried by the next run.
+                    # As many questions at once as keep the engines busy, never in lockstep. A finished
+                    # tree is in the journal; a question that fails is retried by the next run.
                     run.bind()
                     try:
                         await work_through(
@@ -110,8 +113,8 @@ def build_trees(
 
         event_loop.run(build_all())
         run.journal.admit()  # raises if the run was stopped
-        # Sec. 2.2.3: of two siblings that differ enough in SPRE, the higher one is chosen. Tables follow from the
-        # journal alone.
+        # Sec. 2.2.3: of two siblings that differ enough in SPRE, the higher one is chosen. Tables follow
+        # from the journal alone.
         summary = build.export()
         return summary if shard == WHOLE else finish_shard(run, summary)
 

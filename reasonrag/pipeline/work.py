@@ -27,10 +27,10 @@ from reasonrag.rollout import gather_all
 
 log = structlog.get_logger()
 
-# Three times as many requests wait at an engine as are in flight. With fewer, the trees that begin last have no time to
-# catch up, and the slots empty at the end: 1,000 questions kept 256 slots busy for .93 of the time with as many, .95
-# with twice as many, .99 with three times as many (benchmarks/utilisation.py). With more, more trees would be in
-# memory, and their prefixes in the engine's cache.
+# Three times as many requests wait at an engine as are in flight. With fewer, the trees that begin last
+# have no time to catch up, and the slots empty at the end: 1,000 questions kept 256 slots busy for .93 of
+# the time with as many, .95 with twice as many, .99 with three times as many (benchmarks/utilisation.py).
+# With more, more trees would be in memory, and their prefixes in the engine's cache.
 _QUEUE = 3.0
 _ITEMS_PER_SLOT = 3  # questions that search, or wait for the other engine, hold no slot
 _TURNS = 6  # of the event loop, until a new question has asked for its first slots
@@ -53,17 +53,17 @@ async def work_through(
 ) -> None:
     """Work on all questions, and begin each as soon as every engine has room for it.
 
-    How many are in work follows from their requests: a tree has few in flight at its root and more below. A question
-    that fails is set aside with its cause; an interrupted one is neither done nor failed.
+    How many are in work follows from their requests: a tree has few in flight at its root and more below.
+    A question that fails is set aside with its cause; an interrupted one is neither done nor failed.
 
     Args:
         questions: in the order in which they begin.
-        work: gets the place of a question, the question, and a function to call as each of its parts ends. May wait
-            for anything.
+        work: gets the place of a question, the question, and a function to call as each of its parts
+            ends. May wait for anything.
         engines: of the models that `work` calls; their limits may change on the way.
         progress: is counted on.
-        failed: called with place, question, cause and error of a question that failed; None: the first error ends the
-            work.
+        failed: called with place, question, cause and error of a question that failed; None: the first
+            error ends the work.
         planned: most parts of a question (iterations, steps), which `progress.planned` holds already.
         most_failed: nothing begins once more questions than this have failed.
         stopped: nothing begins once this returns true.
@@ -142,7 +142,8 @@ async def work_through(
 async def _rare_collections() -> AsyncIterator[None]:
     """Look for cyclic garbage after 100,000 new objects instead of 700.
 
-    Steps and trees hold no cycles, and walking through them takes a sixth of our CPU, or a twentieth after 10,000.
+    Steps and trees hold no cycles, and walking through them takes a sixth of our CPU, or a twentieth
+    after 10,000.
     """
     young, *older = gc.get_threshold()
     gc.set_threshold(max(young, 100_000) if young else 0, *older)
@@ -166,13 +167,15 @@ class Progress:
 
     Args:
         total: how many units of work there are.
-        unit: what `total`, `done` and `failed` count: "questions" of a build, "iterations" of a preview, "attempts" of
-            an evaluation (a question at one setting of one policy).
+        unit: what `total`, `done` and `failed` count: "questions" of a build, "iterations" of a preview,
+            "attempts" of an evaluation (a question at one setting of one policy).
         label: the current part of the work, such as a policy and its setting; "" shows nothing.
-        done_before: units that an earlier process finished; they are part of `done` and do not count for the pace.
+        done_before: units that an earlier process finished; they are part of `done` and do not count for
+            the pace.
         written: rows written so far by kind ("nodes"), in the order shown.
-        planned: iterations (of an evaluation, steps) of the units that this process works on, if it knows; ended
-            units count with the iterations that they took. They show the progress before the first unit has ended.
+        planned: iterations (of an evaluation, steps) of the units that this process works on, if it
+            knows; ended units count with the iterations that they took. They show the progress before the
+            first unit has ended.
         part: what `planned` and `iterations` count.
     """
 

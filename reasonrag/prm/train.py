@@ -1,6 +1,7 @@
 """A process reward model from trees: `prm train`. Labels, training, and how good the model is on held-out steps.
 
-A step's SPRE is its soft label, weighted by its certainty. Imports transformers, so it is itself imported late.
+A step's SPRE is its soft label, weighted by its certainty. Imports transformers, so it is itself imported
+late.
 """
 
 from __future__ import annotations
@@ -120,8 +121,9 @@ def read_labels(data: str, settings: PRMSettings) -> Preferences:
 def label_steps(tree: Sequence[Row], *, alpha: float, read_ids: bool = True) -> Iterator[CheckedRow]:
     """Yield each decision of a tree once, as its earliest node wrote it, with its SPRE and how sure that is.
 
-    A decision below which no trajectory has an answer has no value, never 0, and is left out. Only answers are certain.
-    `tree` are rows of `tables.tree_schema` of one question, by id; `alpha` and `read_ids` are as in `derive_pairs`.
+    A decision below which no trajectory has an answer has no value, never 0, and is left out. Only
+    answers are certain. `tree` are rows of `tables.tree_schema` of one question, by id; `alpha` and
+    `read_ids` are as in `derive_pairs`.
     """
     states: dict[tuple[object, str], int] = {}  # the first parent after which a prompt was read
     for node, decision in zip(tree, decisions_of(tree, alpha=alpha), strict=True):
@@ -140,7 +142,8 @@ def label_steps(tree: Sequence[Row], *, alpha: float, read_ids: bool = True) -> 
 def certainty(decision: Decision) -> float:
     """Return how sure the reward of a decision is: the share of the variance before any trajectory that is gone.
 
-    Before, the reward was 0 or the highest that is possible (`spre.decisions`), with variance `ceiling**2 / 8`.
+    Before, the reward was 0 or the highest that is possible (`spre.decisions`), with variance `ceiling**2
+    / 8`.
 
     >>> from dataclasses import replace
     >>> right = Decision(("query", "a"), (1,), 0.81, ends=(0.81,), ceiling=0.81)
@@ -165,10 +168,11 @@ def measures(
         usual: mean SPRE in training, the prediction of a model that knows nothing.
 
     Returns:
-        `sibling_auc`: share of any two steps in one state, with different SPRE, that are in the right order, half for a
-            tie: what choosing steps rests on.
+        `sibling_auc`: share of any two steps in one state, with different SPRE, that are in the right
+            order, half for a tie: what choosing steps rests on.
         `brier`: mean squared difference from SPRE; `usual_brier`: that of `usual`.
-        `ece`: expected calibration error over ten equal bins; its interval keeps the sign of each bin's error.
+        `ece`: expected calibration error over ten equal bins; its interval keeps the sign of each bin's
+            error.
     """
     # `[n]` columns; `place` is the number of each step's question, over which the intervals resample.
     values, targets = np.array(predicted), np.array(spre)

@@ -1,7 +1,7 @@
 """Cards on the Hub: rendered from one template with every foreign text inert, and merged with the card that is there.
 
-Our part of a card's text is between two HTML comments; the text around them belongs to the people who edit the card,
-and so does every YAML value under a name that we do not write.
+Our part of a card's text is between two HTML comments; the text around them belongs to the people who
+edit the card, and so does every YAML value under a name that we do not write.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def fenced_yaml(value: Mapping[str, Any]) -> Markup:
 def merge_card(old: str | None, data: Yaml, body: str) -> str:
     """Return the card to upload: our YAML values and text, merged into the card that is there.
 
-    Text outside of our comments, tags, and YAML values under other names are kept. A licence that is there is kept if
-    ours is unknown.
+    Text outside of our comments, tags, and YAML values under other names are kept. A licence that is
+    there is kept if ours is unknown.
 
     Raises:
         ConfigError: the old card cannot be parsed, so its content would be lost.

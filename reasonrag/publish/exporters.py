@@ -1,16 +1,18 @@
 """Export a finished run: pairs for TRL and LLaMA-Factory, questions for online RL.
 
-TRL: pairs of a growing turn as texts. Given as messages, TRL's `add_generation_prompt` closes the open turn and begins
-another one. TRL ends every text with the tokenizer's EOS token, even if a stop string or the length limit ended it.
+TRL: pairs of a growing turn as texts. Given as messages, TRL's `add_generation_prompt` closes the open
+turn and begins another one. TRL ends every text with the tokenizer's EOS token, even if a stop string or
+the length limit ended it.
 
-LLaMA-Factory: the layout is documented in `data/README.md` of hiyouga/LLaMA-Factory, "Sharegpt Format", "Preference
-Dataset". Its loader only warns about rows with other turns than user, assistant, ..., user, and skips them, so such
-rows are refused here. It ends every completion with an end-of-turn token; if that matters, train with
-`reasonrag dpo train`.
+LLaMA-Factory: the layout is documented in `data/README.md` of hiyouga/LLaMA-Factory, "Sharegpt Format",
+"Preference Dataset". Its loader only warns about rows with other turns than user, assistant, ..., user,
+and skips them, so such rows are refused here. It ends every completion with an end-of-turn token; if that
+matters, train with `reasonrag dpo train`.
 
-verl and Search-R1: the fields are those of Search-R1's `scripts/data_process`: `data_source` (selects the reward),
-`prompt`, `ability`, `reward_model` with the golden answers as its target, and `extra_info`. Trainers group the samples
-of a question by `extra_info.index`, so it is unique across data sets and splits.
+verl and Search-R1: the fields are those of Search-R1's `scripts/data_process`: `data_source` (selects the
+reward), `prompt`, `ability`, `reward_model` with the golden answers as its target, and `extra_info`.
+Trainers group the samples of a question by `extra_info.index`, so it is unique across data sets and
+splits.
 """
 
 from __future__ import annotations
@@ -77,11 +79,12 @@ verl_schema = Described(
 def output(out: Path, marker: str, *names: str) -> Iterator[dict[str, int]]:
     """Open a folder that only this process writes to; the yielded counts are written to `marker` at the end.
 
-    Files of an earlier run under `names` are removed first: half of an old set with half of a new one would look
-    complete.
+    Files of an earlier run under `names` are removed first: half of an old set with half of a new one
+    would look complete.
 
     Args:
-        out: a new folder, or one with `marker`, which is written first. RunError if it holds other files or is in use.
+        out: a new folder, or one with `marker`, which is written first. RunError if it holds other files
+            or is in use.
         marker: name of the file that names the folder's exporter.
         names: patterns of all other files that will be written.
     """
@@ -103,8 +106,8 @@ def output(out: Path, marker: str, *names: str) -> Iterator[dict[str, int]]:
 def export_pairs(run: Path, out: Path, *, tool: str = "jsonl", convert: Callable[[Row], Row] = dict) -> dict[str, int]:
     """Write `train.jsonl` and, if questions are held out, `test.jsonl`; return the rows by split.
 
-    LLaMA-Factory also gets `dataset_info.json` with the data sets `reasonrag_train` and `reasonrag_test`. Use it with
-    `dataset_dir: OUT`, `dataset: reasonrag_train`, `eval_dataset: reasonrag_test`.
+    LLaMA-Factory also gets `dataset_info.json` with the data sets `reasonrag_train` and `reasonrag_test`.
+    Use it with `dataset_dir: OUT`, `dataset: reasonrag_train`, `eval_dataset: reasonrag_test`.
 
     Args:
         run: folder of a finished run.
@@ -114,7 +117,8 @@ def export_pairs(run: Path, out: Path, *, tool: str = "jsonl", convert: Callable
 
     Raises:
         RunError: the run is not finished, or the folder cannot be written.
-        DataError: the run has no pairs, or pairs of whole trajectories; or `convert` raised `Unusable` for some.
+        DataError: the run has no pairs, or pairs of whole trajectories; or `convert` raised `Unusable`
+            for some.
     """
     config, summary = read_run(run)
     if config.pairs.level == "trajectory":
@@ -145,8 +149,8 @@ def export_pairs(run: Path, out: Path, *, tool: str = "jsonl", convert: Callable
 def export_trl(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[str, int]:
     """Write a run's pairs as texts for `trl dpo`, rendered with a chat template; return the rows by split.
 
-    A step that ended its turn ends with the policy's own end-of-turn token. `tokenizer` is the folder or Hub name of a
-    model with the policy's chat template; None: the policy of the run.
+    A step that ended its turn ends with the policy's own end-of-turn token. `tokenizer` is the folder or
+    Hub name of a model with the policy's chat template; None: the policy of the run.
     """
     return export_pairs(run, out, tool="trl", convert=partial(_as_texts, _chat_template(run, tokenizer)))
 
@@ -214,10 +218,11 @@ def sharegpt(pair: Row) -> Row:
 def export_questions(run: Path, out: Path, *, tool: str = "verl", prompts: str | None = None) -> dict[str, int]:
     """Write the questions of a run's trees, with the same held-out questions as its pairs; return them by split.
 
-    verl scores known data sets itself, under names such as `searchR1_hotpotqa`; others need `contrib/verl_reward.py`.
-    Search-R1 knows the same seven, all by exact match: others are named `nq`. Its prompt is one message of the user,
-    the instruction of the prompt set and then `Question: ...`. Published checkpoints were trained with sentences that
-    are not shipped; a prompt set with these in `search_r1/instruction.txt` gives the very same message.
+    verl scores known data sets itself, under names such as `searchR1_hotpotqa`; others need
+    `contrib/verl_reward.py`. Search-R1 knows the same seven, all by exact match: others are named `nq`.
+    Its prompt is one message of the user, the instruction of the prompt set and then `Question: ...`.
+    Published checkpoints were trained with sentences that are not shipped; a prompt set with these in
+    `search_r1/instruction.txt` gives the very same message.
 
     Args:
         run: folder of a finished run.
@@ -281,8 +286,8 @@ def verl_row(question: Question, source: str, prompt: Sequence[Message], split: 
 def export_graphml(run: Path, out: Path) -> dict[str, int]:
     """Write each tree as a GraphML file named by its place in the run and its id; return the number of files.
 
-    Edges go from parent to child, nodes are numbered as in the tables, and a node's attributes are its columns that
-    GraphML can hold: missing values and lists are left out.
+    Edges go from parent to child, nodes are numbered as in the tables, and a node's attributes are its
+    columns that GraphML can hold: missing values and lists are left out.
     """
     import networkx as nx
 
@@ -308,7 +313,8 @@ def _xml(value: Any) -> Any:
     return re.sub(forbidden, "\N{REPLACEMENT CHARACTER}", value) if isinstance(value, str) else value
 
 
-# Called with the run and the folder; exporters that render prompts take `tokenizer`, those of questions `prompts`.
+# Called with the run and the folder; exporters that render prompts take `tokenizer`, those of questions
+# `prompts`.
 EXPORTERS: dict[str, Callable[..., dict[str, int]]] = {
     "trl": export_trl,
     "llamafactory": partial(export_pairs, tool="llamafactory", convert=sharegpt),

@@ -1,7 +1,7 @@
 """Publish a folder and its card on the HF Hub: private first, in one commit, verified there, then tagged.
 
-Every attempt reads the repository before it changes anything, so it can be repeated after a lost answer or a killed
-process: files that are already there are neither sent nor committed again.
+Every attempt reads the repository before it changes anything, so it can be repeated after a lost answer
+or a killed process: files that are already there are neither sent nor committed again.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Upload:
     repo_type: Literal["dataset", "model"]
     folder: Path  # all its files are uploaded byte for byte, except for a README.md at its top, which `card` writes
     card: Callable[[str | None], str]  # maps the card on the Hub (None without one) to the new card
-    # Patterns of our files, such as `pairs/*`. Files that `folder` lacks are deleted in the same commit, or
-    # `load_dataset` would read old shards together with new ones.
+    # Patterns of our files, such as `pairs/*`. Files that `folder` lacks are deleted in the same commit,
+    # or `load_dataset` would read old shards together with new ones.
     owned: tuple[str, ...]
     message: str  # title of the commit
     tag: str | None  # vX.Y.Z; None: the next minor version after the highest there, v1.0.0 at first
@@ -67,7 +67,8 @@ def push(upload: Upload, *, log: Log, api: HfApi | None = None) -> Published:
     Args:
         upload: files and repository.
         log: prints one line about each step.
-        api: the client; by default with huggingface_hub's own configuration (HF_ENDPOINT; HF_TOKEN or a login).
+        api: the client; by default with huggingface_hub's own configuration (HF_ENDPOINT; HF_TOKEN or a
+            login).
 
     Raises:
         ConfigError: an id, a tag or a login cannot work, or the repository is public; nothing was sent.
@@ -137,8 +138,8 @@ def _attempt(upload: Upload, api: HfApi, log: Log) -> Published:
             f"{repo} is public, so nothing was sent: publish with --public, or to another repository, or make it "
             "private in its settings"
         )
-    # The state that is compared is the state that is changed: the Hub refuses the commit (HTTP 412) if another one came
-    # between them, because it names its parent.
+    # The state that is compared is the state that is changed: the Hub refuses the commit (HTTP 412) if
+    # another one came between them, because it names its parent.
     parent = commit = str(info.sha)
     remote = _listed(upload, api, parent)
     additions = _additions(upload, api, parent, remote)

@@ -1,8 +1,9 @@
 """Prepare what `reasonrag publish` uploads: a folder with its card, searched for secrets before anything is sent.
 
-Of a run: pairs, trees, settings and counts, and how the policy was prompted; never its journal. Of a trained policy:
-weights, tokenizer, settings, curves and how it was trained; never checkpoints, optimizer states, pickles (`*.bin`) or
-rollouts. Paths and addresses of this machine are left out of every settings file.
+Of a run: pairs, trees, settings and counts, and how the policy was prompted; never its journal. Of a
+trained policy: weights, tokenizer, settings, curves and how it was trained; never checkpoints, optimizer
+states, pickles (`*.bin`) or rollouts. Paths and addresses of this machine are left out of every settings
+file.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from reasonrag.training.run import MERGED, SUMMARY, check_trained, finished, wit
 ALLOWED = (EMAIL, PATH)  # kinds of findings that a person may allow; secrets are not among them
 
 _PAIR_TABLES = {"step": pair_schema, "trajectory": trajectory_pair_schema}
-# Licences of questions, then of paragraphs (`data/README.md`). Wikipedia changed its licence from CC BY-SA 3.0 to 4.0
-# in June 2023; these paragraphs are older.
+# Licences of questions, then of paragraphs (`data/README.md`). Wikipedia changed its licence from CC
+# BY-SA 3.0 to 4.0 in June 2023; these paragraphs are older.
 _LICENCES = {
     "demo": ["apache-2.0"],
     "hotpotqa": ["cc-by-sa-4.0"],
@@ -119,7 +120,8 @@ def check(path: Path, options: PublishOptions) -> None:
     """Refuse what cannot work before anything is read.
 
     Raises:
-        ConfigError: the name of the repository or tag is not valid, or an option does not fit the content of `path`.
+        ConfigError: the name of the repository or tag is not valid, or an option does not fit the content
+            of `path`.
         RunError: `path` is neither a finished run nor a trained policy.
     """
     check_target(options.repo_id, options.tag)
@@ -219,7 +221,8 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
         raise RunError(
             f"{run}: run.json does not name the level of its pairs; write them again with `reasonrag pairs {run}`"
         )
-    # Every file of a table has to be there: a set without one of its shards would look complete on the Hub.
+    # Every file of a table has to be there: a set without one of its shards would look complete on the
+    # Hub.
     files: dict[str, list[Path]] = {}
     for name, split in (("pairs", "train"), ("pairs", "test"), ("trees", "nodes")):
         if name == "trees" or any((run / name).glob(f"{split}-*")):

@@ -1,7 +1,7 @@
 """Search files for what must not be published by mistake: secrets, paths of this machine, e-mail addresses.
 
-The search covers every string of Parquet files, the header of weights, and every line of other files. A finding never
-shows a secret, nor an address or a path that overlaps one.
+The search covers every string of Parquet files, the header of weights, and every line of other files. A
+finding never shows a secret, nor an address or a path that overlaps one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ Patterns = list[tuple[str, re.Pattern[str]]]  # each with its kind
 _MOST_HEADER_BYTES = 100_000_000  # as safetensors itself allows
 _BATCH_ROWS = 1_000
 _SHOWN_CHARS = 60
-# `file:///home/me` is a path of a machine, `url.example/home/page` is not. The look-behinds come after the first
-# character: a pattern that begins with one is ten times slower.
+# `file:///home/me` is a path of a machine, `url.example/home/page` is not. The look-behinds come after
+# the first character: a pattern that begins with one is ten times slower.
 _POSIX_PATH = (
     r"""/(?:(?<![A-Za-z0-9_./~%]/)|(?<=file:///)|(?<=\\[nrt]/))(?:home/[^\s/"']+|Users/[^\s/"']+|root/[^\s"']"""
 )
 _WINDOWS_PATH = r"""[A-Za-z]:(?<![A-Za-z0-9_./~%][A-Za-z]:)(?:\\+|/)Users(?:\\+|/)[^\s\\/"']+"""
-# The search begins at the start of a word and ends after 64 characters: a long text without blanks takes linear time.
+# The search begins at the start of a word and ends after 64 characters: a long text without blanks takes
+# linear time.
 _EMAIL = r"(?<![\w.%+\-])[A-Za-z0-9._%+\-]{1,64}@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,}"
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")  # as `inert_markdown` escapes punctuation
 

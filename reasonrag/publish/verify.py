@@ -1,7 +1,7 @@
 """Check files on disk: tables, a run, an index, a model, a training run. `publish` makes the same checks.
 
-The readers of each kind raise one error per problem; this collects them. A journal is checked whenever it is opened, so
-it is left out here.
+The readers of each kind raise one error per problem; this collects them. A journal is checked whenever it
+is opened, so it is left out here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write the pages of an evaluation and of a training run: metrics, and for each question all attempts at it.
 
-Attempts at one question, by policies of an evaluation or by the rollouts of one training step, are shown by the same
-page: their scores, and two of them step by step.
+Attempts at one question, by policies of an evaluation or by the rollouts of one training step, are shown
+by the same page: their scores, and two of them step by step.
 """
 
 from __future__ import annotations

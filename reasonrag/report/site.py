@@ -6,8 +6,8 @@ OUT/
 ├── data/rows-000.js        rows of the list: a page opened from disk may not fetch JSON, but may load a script
 └── report.css, *.js
 
-Every value that a template prints goes through `visible` and is escaped. The pages' Content-Security-Policy allows the
-report's own files and nothing else.
+Every value that a template prints goes through `visible` and is escaped. The pages'
+Content-Security-Policy allows the report's own files and nothing else.
 """
 
 from __future__ import annotations

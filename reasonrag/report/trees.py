@@ -38,9 +38,10 @@ class QuestionTree:
     """The search tree of one question.
 
     Attributes:
-        nodes: `[N]` rows of `tables.tree_schema`, by id; the root is the first. Token ids and log-probabilities are
-            left out by `read_trees`.
-        pairs: rows of a pair table without their texts, each with its `split`; empty unless read by `read_trees`.
+        nodes: `[N]` rows of `tables.tree_schema`, by id; the root is the first. Token ids and
+            log-probabilities are left out by `read_trees`.
+        pairs: rows of a pair table without their texts, each with its `split`; empty unless read by
+            `read_trees`.
     """
 
     nodes: tuple[Row, ...]
@@ -89,7 +90,8 @@ def read_trees(run: Path, question_id: str | None = None) -> Iterator[QuestionTr
 
     Raises:
         RunError: tables are missing.
-        DataError: tables are damaged, hold rows that are not a tree, or the pairs name nodes that the trees lack.
+        DataError: tables are damaged, hold rows that are not a tree, or the pairs name nodes that the
+            trees lack.
     """
     # Pairs stand in the order of the trees, and those of a question in one split.
     splits = [by_question(_pairs(run, split, question_id)) for split in ("train", "test")]
@@ -116,7 +118,8 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
         dataset: name of the data set; needed if two data sets have a question of that id.
 
     Raises:
-        DataError: the question is unknown (the message names the nearest ids) or ambiguous; see also `read_trees`.
+        DataError: the question is unknown (the message names the nearest ids) or ambiguous; see also
+            `read_trees`.
     """
     trees = {tree.root["dataset"]: tree for tree in read_trees(run, question_id)}
     names = [dataset] if dataset in trees else list(trees)
@@ -168,7 +171,8 @@ def stats(run: Path) -> dict[str, Any]:
     """Return the metrics of a finished run, as JSON can hold them.
 
     Returns:
-        `questions`, `trees`, `pairs`, `calls` and `seconds` of `run.json`, and `distributions` over answers, nodes or
+        `questions`, `trees`, `pairs`, `calls` and `seconds` of `run.json`, and `distributions` over
+            answers, nodes or
         pairs. `questions` also has the trees `by_dataset`; `pairs` also has the `questions` with pairs by data set and
         `contradictory` ones (`PairRules.summary`).
 
@@ -205,7 +209,8 @@ class RunCounts:
         for row, searches in zip(tree.nodes, tree.searches(), strict=True):
             self._add("prompt tokens", row["prompt_tokens"])
             self._add("completion tokens", row["completion_tokens"])
-            # Searches and the answer (Algorithm 1). The paper does not define its iterations; they start at 1, too.
+            # Searches and the answer (Algorithm 1). The paper does not define its iterations; they start
+            # at 1, too.
             self._add("rounds", None if row["f1"] is None else searches + 1)
         for pair in tree.pairs:
             self._add("margin", pair["margin"])

@@ -44,9 +44,10 @@ _REBUILD = "build the index again, or copy it again"
 class PassagesConfig(Section):
     """Which rows become passages.
 
-    Rows that are not JSON, or have no id or no contents, are set aside, and so are passages with an earlier id.
-    A passage that is too long is split between words: the first piece keeps the id, the others are `ID#2`, `ID#3`, ...
-    Each piece begins with the title, which is the first of several lines and has at most 30 words.
+    Rows that are not JSON, or have no id or no contents, are set aside, and so are passages with an
+    earlier id. A passage that is too long is split between words: the first piece keeps the id, the
+    others are `ID#2`, `ID#3`, ... Each piece begins with the title, which is the first of several lines
+    and has at most 30 words.
     """
 
     # The order of these fields is their order in the manifest of an index.
@@ -279,8 +280,8 @@ class IndexFolder:
     def verify(self, part: Part, *, fully: bool = False) -> Manifest:
         """Check that a part's files are the ones that were written.
 
-        They are checksummed only if the size, modification time or inode of one changed since the last checksum, or if
-        `fully` is set: an index of Wikipedia has 80 GB, and opens in a second.
+        They are checksummed only if the size, modification time or inode of one changed since the last
+        checksum, or if `fully` is set: an index of Wikipedia has 80 GB, and opens in a second.
 
         Raises:
             DataError: the part is missing or damaged, or it was built over another version of a part.

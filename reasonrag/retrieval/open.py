@@ -22,8 +22,8 @@ _K = 60
 def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> Retriever:
     """Open the index in the folder `config.index`, checked and ready.
 
-    The `kind` None is the best that the index has; `encoder`, `device` and `gpu` set how it is searched. None of them
-    is needed for an index that was built on this machine.
+    The `kind` None is the best that the index has; `encoder`, `device` and `gpu` set how it is searched.
+    None of them is needed for an index that was built on this machine.
 
     Raises:
         DataError: the index is missing, or one of its files is missing or damaged.
@@ -63,8 +63,9 @@ def kinds(index: IndexFolder) -> list[str]:
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], *, k: int = _K) -> Ranking:
     """Rank the passages of all rankings by their sum of 1 / (k + rank), ranks from 1 (Cormack et al., SIGIR 2009).
 
-    The scores of the rankings are ignored, so they need no common scale. Passages with the same id are one passage; if
-    a ranking has it twice, its better rank counts. Equal sums keep the order of the first ranking, then of the next.
+    The scores of the rankings are ignored, so they need no common scale. Passages with the same id are
+    one passage; if a ranking has it twice, its better rank counts. Equal sums keep the order of the first
+    ranking, then of the next.
 
     >>> both = reciprocal_rank_fusion([(Passage("a", ""), Passage("b", "")), (Passage("b", ""),)], k=1)
     >>> [(passage.id, round(passage.score, 3)) for passage in both]
@@ -79,7 +80,8 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], *, k: int = _K) -> Ranki
             ranks.setdefault(passage.id, rank)
         for passage_id, rank in ranks.items():
             shares.setdefault(passage_id, []).append(1 / (k + rank))
-    # An exact sum: the same ranks in another order of the rankings are a tie, not a difference in the last digit.
+    # An exact sum: the same ranks in another order of the rankings are a tie, not a difference in the
+    # last digit.
     fused = [replace(passage, score=math.fsum(shares[passage_id])) for passage_id, passage in passages.items()]
     return tuple(sorted(fused, key=lambda passage: -passage.score))
 

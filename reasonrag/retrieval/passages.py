@@ -30,8 +30,8 @@ from reasonrag.storage.files import naming, size_and_digest
 from reasonrag.storage.parquet import SUFFIXES, NumberedRow, RowProblems, raw_rows, text_id
 from reasonrag.storage.questions import load_questions, paragraph_corpus
 
-# Address and number of passages by name. wiki18 is the English Wikipedia of December 2018 in passages of 100 words
-# (arXiv:2004.04906), the file that FlashRAG and Search-R1 search in.
+# Address and number of passages by name. wiki18 is the English Wikipedia of December 2018 in passages of
+# 100 words (arXiv:2004.04906), the file that FlashRAG and Search-R1 search in.
 KNOWN_CORPORA: Mapping[str, tuple[str, int]] = {
     "wiki18": ("hub:PeterJinGo/wiki-18-corpus:wiki-18.jsonl.gz", 21_015_324),
 }
@@ -60,8 +60,8 @@ _as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an en
 class FileCorpus:
     """Files that are read one after another.
 
-    A .jsonl(.gz), .json or .parquet file holds rows. Any other is a text, which is one row, with the file's name
-    as title and its path in the folder as id.
+    A .jsonl(.gz), .json or .parquet file holds rows. Any other is a text, which is one row, with the
+    file's name as title and its path in the folder as id.
     """
 
     name: str  # without folders
@@ -131,8 +131,8 @@ def open_corpus(spec: str) -> CorpusSource:
     """Open a corpus by file, folder, address on the Hub or name. Rows have id and contents, or id, title and text.
 
     It is a .jsonl(.gz), .json or .parquet file; a folder of such files, or of .txt and .md files;
-    `hub:OWNER/NAME[@REVISION]:FILE`, a file of a data set; a name of `KNOWN_CORPORA`; or `hotpotqa`, `2wikimultihopqa`,
-    `musique` (also with `:SPLIT`): the paragraphs that their questions carry.
+    `hub:OWNER/NAME[@REVISION]:FILE`, a file of a data set; a name of `KNOWN_CORPORA`; or `hotpotqa`,
+    `2wikimultihopqa`, `musique` (also with `:SPLIT`): the paragraphs that their questions carry.
 
     Raises:
         DataError: the corpus does not exist, or the Hub cannot be used.
@@ -231,8 +231,8 @@ class PassageStore:
     def ranges(self, rows: int) -> Iterator[tuple[int, int]]:
         """Yield first and last row (exclusive) of ranges that cover all passages in order.
 
-        A range of several passages has at most `rows` of them, and at most as many bytes as `rows` passages of mean
-        size.
+        A range of several passages has at most `rows` of them, and at most as many bytes as `rows`
+        passages of mean size.
         """
         size = int(self._offsets[-1]) * rows // len(self)
         start = 0
@@ -261,8 +261,8 @@ def build_passages(
 ) -> Manifest:
     """Build the part `passages` if it is missing or damaged. The caller holds the lock of the index.
 
-    A killed build resumes after the last checkpoint, of which there is one every `checkpoint_rows` rows. The result
-    does not depend on them.
+    A killed build resumes after the last checkpoint, of which there is one every `checkpoint_rows` rows.
+    The result does not depend on them.
 
     Raises:
         DataError: the corpus cannot be read or has no passages; under strict rules, it has unusable rows.
@@ -369,7 +369,8 @@ class _Writer:
 class _Ids:
     """The ids that came before, as 64-bit hashes: 16 bytes per passage while they are merged, else 8.
 
-    The chance that two of 21 million ids share a hash is 1 in 80,000. The later passage would then be set aside.
+    The chance that two of 21 million ids share a hash is 1 in 80,000. The later passage would then be set
+    aside.
     """
 
     def __init__(self, hashes: NDArray[np.uint64]) -> None:

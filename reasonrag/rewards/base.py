@@ -1,9 +1,9 @@
 """Rewards score finished trajectories and explain each score; a failure is never a score.
 
-`Reward` is the protocol. `BatchReward` is the base class of the shipped rewards: one trajectory at a time, with the
-components that all rewards report. `FunctionReward` takes a plain function: TRL's convention for a batch, or one
-trajectory to one number. The settings of the rewards stand at the end: a section each, with the paper's values as
-defaults and its ablations as switches.
+`Reward` is the protocol. `BatchReward` is the base class of the shipped rewards: one trajectory at a
+time, with the components that all rewards report. `FunctionReward` takes a plain function: TRL's
+convention for a batch, or one trajectory to one number. The settings of the rewards stand at the end: a
+section each, with the paper's values as defaults and its ablations as switches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ log = structlog.get_logger()
 
 Components = dict[str, float | None]
 
-# The cause of a score that a reward function leaves out on purpose. Scoring the trajectory again changes nothing.
+# The cause of a score that a reward function leaves out on purpose. Scoring the trajectory again changes
+# nothing.
 NO_REWARD = "no_reward"
 
 
@@ -42,9 +43,10 @@ NO_REWARD = "no_reward"
 class Score:
     """The score of one trajectory.
 
-    `value` is None if it is unknown, for example after a judge's failure: the trajectory is then left out, and `cause`
-    names the reason. `parts` are all components by name, which explain the value; an unknown component is None. `steps`
-    are rewards of its steps, in order, each credited to its step alone; () without any, None for a step without one.
+    `value` is None if it is unknown, for example after a judge's failure: the trajectory is then left
+    out, and `cause` names the reason. `parts` are all components by name, which explain the value; an
+    unknown component is None. `steps` are rewards of its steps, in order, each credited to its step
+    alone; () without any, None for a step without one.
     """
 
     value: float | None
@@ -56,9 +58,9 @@ class Score:
 class Reward(Protocol):
     """Scores trajectories of one format. Safe to call from many tasks at once.
 
-    A class may declare the parts of `RewardParts` that it uses as `needs`: a set of their names, or a static method
-    that returns the set for `RewardSettings` and a format. Only these are opened. Without a declaration all parts are
-    given that the settings name.
+    A class may declare the parts of `RewardParts` that it uses as `needs`: a set of their names, or a
+    static method that returns the set for `RewardSettings` and a format. Only these are opened. Without a
+    declaration all parts are given that the settings name.
     """
 
     async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
@@ -97,9 +99,9 @@ class Encoder(Protocol):
 class RewardParts:
     """What rewards are built from. A reward names the parts that it needs in `needs`.
 
-    `judge` decides what rules cannot; `policy` is the model being trained, which HiPRAG asks again without a search;
-    `encoder` compares queries; `scorer` values steps; `plans` are Search-P1's, by data set and question id; `decode`
-    turns sampled ids into text, if their log-probabilities are known.
+    `judge` decides what rules cannot; `policy` is the model being trained, which HiPRAG asks again
+    without a search; `encoder` compares queries; `scorer` values steps; `plans` are Search-P1's, by data
+    set and question id; `decode` turns sampled ids into text, if their log-probabilities are known.
     """
 
     format: Format
@@ -193,7 +195,8 @@ class BatchReward:
 
         Raises:
             Interrupted: the run is shutting down, and a new call would be needed.
-            InputError: no trajectory can be scored, for example without a prompt text or with a full disk.
+            InputError: no trajectory can be scored, for example without a prompt text or with a full
+                disk.
         """
         # `[B]` in the order of the trajectories, as their scores.
         batch = []
@@ -246,7 +249,8 @@ def cause_of(error: Exception) -> str:
     return f"bug:{type(error).__name__}"
 
 
-# What a function in TRL's convention can ask for by name: each but `step` is a list with one entry per trajectory.
+# What a function in TRL's convention can ask for by name: each but `step` is a list with one entry per
+# trajectory.
 COLUMNS = (
     "prompts",
     "completions",
@@ -264,13 +268,14 @@ COLUMNS = (
 class FunctionReward(BatchReward):
     """Scores by a function, sync or async, in one of two forms.
 
-    `reward(completions, **kwargs) -> list[float | None]`, as in TRL: it has a parameter `completions` or takes
-    `**kwargs`, and is called with keyword arguments (`COLUMNS`) once for the trajectories of one question.
-    `reward(trajectory) -> float | None`: it has one parameter, and is called once per `Trajectory`.
+    `reward(completions, **kwargs) -> list[float | None]`, as in TRL: it has a parameter `completions` or
+    takes `**kwargs`, and is called with keyword arguments (`COLUMNS`) once for the trajectories of one
+    question. `reward(trajectory) -> float | None`: it has one parameter, and is called once per
+    `Trajectory`.
 
-    None, NaN, a value that is not a number and an exception give no score: the trajectory is set aside, counted under
-    `no_reward`, `not_finite`, `not_a_number` or `bug:TYPE`. A sync function blocks the rollouts of other questions
-    while it runs, so one that waits for a network should be async.
+    None, NaN, a value that is not a number and an exception give no score: the trajectory is set aside,
+    counted under `no_reward`, `not_finite`, `not_a_number` or `bug:TYPE`. A sync function blocks the
+    rollouts of other questions while it runs, so one that waits for a network should be async.
 
     Args:
         function: in one of the two forms, else ConfigError.
@@ -373,8 +378,8 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
 class OutcomeSettings(Section):
     """The final answer, and optionally the form: the baseline for process rewards.
 
-    Search-R1's release v0.3 (arXiv:2503.09516) has format_weight 0.2 and answer_present 0.1: an exact match earns 1 if
-    well-formed, else 0.8; a wrong answer 0.2 if well-formed, else 0.1; no answer 0.
+    Search-R1's release v0.3 (arXiv:2503.09516) has format_weight 0.2 and answer_present 0.1: an exact
+    match earns 1 if well-formed, else 0.8; a wrong answer 0.2 if well-formed, else 0.1; no answer 0.
     """
 
     metric: Literal["em", "f1", "cem"] = setting(

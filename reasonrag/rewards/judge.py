@@ -1,9 +1,9 @@
 """`JudgeService` asks a model for verdicts, for every judged reward, value and metric; and the questions put to it.
 
-A failure is never a score: an unreadable reply is asked for again, and a judge that stays unreadable, is late or is
-unreachable raises `JudgeError` and is counted. The texts to judge are quoted: tags in them lose their opening bracket
-and every text is one line, so no trajectory, passage or answer can speak for the judge. Replies are parsed strictly:
-anything unclear is not a verdict.
+A failure is never a score: an unreadable reply is asked for again, and a judge that stays unreadable, is
+late or is unreachable raises `JudgeError` and is counted. The texts to judge are quoted: tags in them
+lose their opening bracket and every text is one line, so no trajectory, passage or answer can speak for
+the judge. Replies are parsed strictly: anything unclear is not a verdict.
 """
 
 from __future__ import annotations
@@ -50,10 +50,12 @@ class JudgeService:
         """Set the service up.
 
         Args:
-            llm: the judging model; in a `JournaledLLM` equal questions are paid for once, as their seeds are equal.
+            llm: the judging model; in a `JournaledLLM` equal questions are paid for once, as their seeds
+                are equal.
             prompts: the set with the instructions `judge/NAME`.
             sampling: temperature, top_p and max_tokens of a verdict.
-            attempts: calls per verdict until one can be parsed; the second adds a reminder, later ones also sample.
+            attempts: calls per verdict until one can be parsed; the second adds a reminder, later ones
+                also sample.
             deadline_s: seconds for one question with all its attempts; None leaves time to the model.
         """
         self.llm = llm
@@ -68,12 +70,13 @@ class JudgeService:
 
         Args:
             name: the template `judge/NAME` in the prompt set; each template has one contract.
-            fields: the texts to judge, by label: a text is one line, a sequence is numbered lines. All are quoted.
+            fields: the texts to judge, by label: a text is one line, a sequence is numbered lines. All
+                are quoted.
             contract: how the reply is parsed.
 
         Raises:
-            JudgeError: no reply could be parsed (`unreadable`), the deadline passed (`timeout`), or the judge does not
-                answer (`unreachable`).
+            JudgeError: no reply could be parsed (`unreadable`), the deadline passed (`timeout`), or the
+                judge does not answer (`unreachable`).
         """
         prompt = self.prompt(name, fields)
         return await self.ask_prompt(name, prompt, contract, seed=derive_seed(0, name, prompt.messages[1].content))
@@ -90,8 +93,8 @@ class JudgeService:
             task = asyncio.create_task(self._ask(name, prompt, contract, seed))
             task.add_done_callback(lambda _: self._in_flight.pop(key))
             self._in_flight[key] = task
-        # Equal answers of a group are judged at the same time: one call serves all of them. One that is cancelled
-        # must not take the verdict from the others.
+        # Equal answers of a group are judged at the same time: one call serves all of them. One that is
+        # cancelled must not take the verdict from the others.
         verdict: Verdict = await asyncio.shield(self._in_flight[key])
         return verdict
 
@@ -166,18 +169,19 @@ _BARE = re.compile(rf"{_VALUE}\W*", re.IGNORECASE)
 def parse_score(reply: str) -> float | None:
     """Parse the score in [0, 1] that a judge's reply ends with; None without a score.
 
-    The published builder took the last integer of the reply: "85/100" was 100, "87.5" was 5, and a reply without a
-    number lost the whole question. Here the last "score is X" counts, else the last "score: X", "score = X" or "score
-    of X", else a reply that is a number and nothing else. A decimal comma ("0,85") is ambiguous: None. "X/Y" and "X%"
-    are fractions; without a scale a number from 2 to 100 is out of 100, as in the paper's own examples ("So the score
-    is 88."), although its prompt asks for [0, 1].
+    The published builder took the last integer of the reply: "85/100" was 100, "87.5" was 5, and a reply
+    without a number lost the whole question. Here the last "score is X" counts, else the last "score: X",
+    "score = X" or "score of X", else a reply that is a number and nothing else. A decimal comma ("0,85")
+    is ambiguous: None. "X/Y" and "X%" are fractions; without a scale a number from 2 to 100 is out of
+    100, as in the paper's own examples ("So the score is 88."), although its prompt asks for [0, 1].
 
     >>> parse_score("The score is 15. There are 3 flaws"), parse_score("So the score is 85/100")
     (0.15, 0.85)
     >>> parse_score("So the score is 0.7."), parse_score("founded in 2024"), parse_score("The score is -5")
     (0.7, None, None)
     """
-    # A verdict ("score is") beats a mention ("score: 1 for style"), and the last one beats those before it.
+    # A verdict ("score is") beats a mention ("score: 1 for style"), and the last one beats those before
+    # it.
     anchored = list(_ANCHORED.finditer(reply))
     verdicts = [match for match in anchored if match["verdict"]]
     match = (verdicts or anchored)[-1] if anchored else _BARE.fullmatch(reply.strip())
@@ -208,9 +212,11 @@ class ProcessJudge:
 
         Raises:
             JudgeError: no reply could be parsed.
-            LLMError: the judge does not answer: the question is set aside, as with a policy that does not answer.
+            LLMError: the judge does not answer: the question is set aside, as with a policy that does not
+                answer.
         """
-        # Steps are quoted: "So the score is 1" written by the policy must not look like the judge's verdict.
+        # Steps are quoted: "So the score is 1" written by the policy must not look like the judge's
+        # verdict.
         prompt = self.service.prompt(
             "process",
             {
@@ -285,7 +291,8 @@ async def path_scores(judge: JudgeService, question: Question, plan: ReferencePl
         "Golden answers": " | ".join(question.golden_answers),
         "Reference planner": plan.planner,
         "Reference path": plan.steps,
-        # A verdict in JSON that the policy wrote must not look like the judge's, should the judge quote it.
+        # A verdict in JSON that the policy wrote must not look like the judge's, should the judge quote
+        # it.
         "Trajectory": [element.replace("{", "｛") for element in elements],
     }
     read = partial(read_path, reference_steps=len(plan.steps) or MAX_STEPS)
@@ -295,7 +302,8 @@ async def path_scores(judge: JudgeService, question: Question, plan: ReferencePl
 async def answer_matches(judge: JudgeService, prediction: str, golden_answers: Sequence[str]) -> bool:
     """Return whether the prediction means the same as one of the golden answers (LasJ; When-to-search, App. B.4).
 
-    The texts are shown unchanged, not normalised as in the paper: without punctuation "3.5" and "35" are the same.
+    The texts are shown unchanged, not normalised as in the paper: without punctuation "3.5" and "35" are
+    the same.
     """
     shown = {"Prediction": prediction, "Reference answers": " | ".join(golden_answers)}
     return await judge.ask("answer", shown, YES_NO)

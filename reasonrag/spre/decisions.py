@@ -1,7 +1,7 @@
 """One state, one value: nodes of a tree that take the same step in the same state are one decision, with a confidence.
 
-A search often samples a step again. Each copy has rollouts of its own, so copies that were valued apart would be
-preferred to each other, and to their siblings, by chance.
+A search often samples a step again. Each copy has rollouts of its own, so copies that were valued apart
+would be preferred to each other, and to their siblings, by chance.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Decision:
         nodes: ids of the nodes that took the step, oldest first.
         reward: mean over all complete trajectories below any of them; None if it is unknown.
         ends: `[K]` reward of each of these trajectories.
-        ceiling: highest reward that a trajectory through it can have, which answers right at the next step; None if the
-            step is an answer itself: its F1 is known.
+        ceiling: highest reward that a trajectory through it can have, which answers right at the next
+            step; None if the step is an answer itself: its F1 is known.
     """
 
     content: Content
@@ -52,12 +52,13 @@ def decisions_of(
     Args:
         tree: rows of `tables.tree_schema` of one question, by id.
         alpha: decay per action of SPRE, in (0, 1].
-        reward: "spre" is computed from the answers; the others pool the search's values Q, each weighted by the visits
-            that had a value.
+        reward: "spre" is computed from the answers; the others pool the search's values Q, each weighted
+            by the visits that had a value.
         weighting: "visits" weighs the nodes of a decision, as the children of a node, by their visits.
 
     Returns:
-        `[N]` decisions by node id; None for the root, and for a step that was cut off before anything was written.
+        `[N]` decisions by node id; None for the root, and for a step that was cut off before anything was
+            written.
     """
     parents = [None if row["parent_id"] < 0 else row["parent_id"] for row in tree]
     # SPRE of one complete trajectory is F1 * alpha**depth: its depth is its number of actions (eq. 1).
@@ -91,8 +92,8 @@ def decisions_of(
 def content_of(node: Row) -> Content:
     """Return the content of a step: its type, and the text inside the tag, normalised.
 
-    The text is the whole step if it could not be parsed, or if nothing is left after normalising. A query and an answer
-    of the same text differ.
+    The text is the whole step if it could not be parsed, or if nothing is left after normalising. A query
+    and an answer of the same text differ.
     """
     inside = "" if node["action"] == "malformed" else normalize_answer(node["content"])
     return node["action"], inside or node["text"].strip()
@@ -153,13 +154,15 @@ _DRAWS = 4000  # a probability is off by 0.008 at most, as a standard error
 def confidence(better: Decision, worse: Decision) -> float:
     """Return the probability that the first of two decisions has the higher reward, in [0, 1].
 
-    Each complete trajectory below a decision gets a random weight from a flat Dirichlet distribution, which makes a
-    posterior of its mean reward (the Bayesian bootstrap; Rubin 1981, Annals of Statistics 9(1), 130-134). A bootstrap
-    of few trajectories is too sure: of one it is certain. So two pseudo-trajectories of half a weight each are added,
-    with the lowest and the highest reward that is still possible. Where all rewards are one of these two, this is
-    Jeffreys' prior of a share, Beta(1/2, 1/2). The prior pulls a few trajectories towards the middle, so the result can
-    be below one half. An answer has a known F1: nothing is added or drawn for it. Every trajectory counts once, also
-    where `value.weighting` is visits. The draws have fixed seeds: the result depends on the two decisions alone.
+    Each complete trajectory below a decision gets a random weight from a flat Dirichlet distribution,
+    which makes a posterior of its mean reward (the Bayesian bootstrap; Rubin 1981, Annals of Statistics
+    9(1), 130-134). A bootstrap of few trajectories is too sure: of one it is certain. So two
+    pseudo-trajectories of half a weight each are added, with the lowest and the highest reward that is
+    still possible. Where all rewards are one of these two, this is Jeffreys' prior of a share, Beta(1/2,
+    1/2). The prior pulls a few trajectories towards the middle, so the result can be below one half. An
+    answer has a known F1: nothing is added or drawn for it. Every trajectory counts once, also where
+    `value.weighting` is visits. The draws have fixed seeds: the result depends on the two decisions
+    alone.
 
     Raises:
         ValueError: a decision has no complete trajectory.

@@ -1,7 +1,7 @@
 """Shortest Path Reward Estimation (SPRE): the formula, its value for every node of a tree, and three evaluators.
 
-An evaluator values a new node while the tree grows: by rollouts, which SPRE scores, by a process reward model, or by
-one judge call. `check_tree` holds a written tree to the same formula.
+An evaluator values a new node while the tree grows: by rollouts, which SPRE scores, by a process reward
+model, or by one judge call. `check_tree` holds a written tree to the same formula.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def node_rewards(tree: Tree, *, alpha: float, weighting: Weighting = "trajectori
     Args:
         tree: a finished tree.
         alpha: decay per action, in (0, 1].
-        weighting: "trajectories" is the mean over complete trajectories, each counted once; "visits" is the published
-            builder's rule, children weighted by their visit counts.
+        weighting: "trajectories" is the mean over complete trajectories, each counted once; "visits" is
+            the published builder's rule, children weighted by their visit counts.
 
     Returns:
         `[len(tree.nodes)]` rewards in [0, 1], by node id.
@@ -175,9 +175,9 @@ def check_tree(
 ) -> None:
     """Check that a question's rows are one tree: ids count from 0, and each node is one step below an earlier one.
 
-    Every node but the root then has exactly one parent, which exists and is older, so the graph is connected and has
-    no cycle. Scores have to be in [0, 1]. `fully` checks also that each value is of as many visits as had one, and
-    SPRE, if the `alpha` of the run is known, by the answers below each node.
+    Every node but the root then has exactly one parent, which exists and is older, so the graph is
+    connected and has no cycle. Scores have to be in [0, 1]. `fully` checks also that each value is of as
+    many visits as had one, and SPRE, if the `alpha` of the run is known, by the answers below each node.
 
     Args:
         rows: of `tables.tree_schema`, of one question, by id.

@@ -1,7 +1,7 @@
 """The journal of a run: every model call and finished tree in one SQLite file, so that a killed run can resume.
 
-A search is a pure function of its configuration and of the replies: replaying the journal gives the same tree, and no
-other state is saved.
+A search is a pure function of its configuration and of the replies: replaying the journal gives the same
+tree, and no other state is saved.
 
 - A reply is on disk before it is used, even if its task is cancelled.
 - Every record has a checksum, because SQLite does not notice a flipped bit in a value. A damaged reply or tree is
@@ -9,12 +9,12 @@ other state is saved.
 - Calls that were cut off (a deleted `-wal` file, an older copy of the journal) are made again.
 - On a full disk the calls in flight are lost, and no others begin.
 
-SQLite runs with full sync, in WAL mode on a local disk. WAL does not work on a disk that machines share, so there it is
-a rollback journal, which needs more syncs. One thread writes, and commits everything that has queued up since its last
-commit, so that hundreds of calls a second cost a few dozen syncs.
+SQLite runs with full sync, in WAL mode on a local disk. WAL does not work on a disk that machines share,
+so there it is a rollback journal, which needs more syncs. One thread writes, and commits everything that
+has queued up since its last commit, so that hundreds of calls a second cost a few dozen syncs.
 
-The keys of a question's calls begin alike. So its calls are neighbours in the file, and memory holds only the keys of
-the questions in work.
+The keys of a question's calls begin alike. So its calls are neighbours in the file, and memory holds only
+the keys of the questions in work.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _RELEASES = {5: "reasonrag 0.1.0"}  # that wrote older layouts
 # File systems of one machine's disks, as Linux names them. All others may be shared by machines.
 _LOCAL = frozenset(["bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"])
 
-# The reply stands last: adding up the counts then reads none of the pages that only replies fill. `checksum` is over
-# key and reply; `counts_sum` shows a flipped bit in a count.
+# The reply stands last: adding up the counts then reads none of the pages that only replies fill.
+# `checksum` is over key and reply; `counts_sum` shows a flipped bit in a count.
 _LAYOUT = """
 CREATE TABLE calls (
     key BLOB PRIMARY KEY NOT NULL, kind TEXT NOT NULL, prompt_tokens INTEGER, completion_tokens INTEGER,
@@ -80,8 +80,8 @@ FROM calls WHERE counts_sum IS NULL OR counts_sum = {_SUM.format("prompt_tokens"
 GROUP BY kind
 """
 
-# A commit takes as much CPU time as 40 calls, so there are at most 200 a second, while several calls end during each.
-# A chain of calls, each of which ends during no other's commit, never waits.
+# A commit takes as much CPU time as 40 calls, so there are at most 200 a second, while several calls end
+# during each. A chain of calls, each of which ends during no other's commit, never waits.
 _EVERY_S = 0.005
 
 _decode = partial(str, encoding="utf-8", errors="surrogateescape")  # the checksum of damaged text differs
@@ -125,7 +125,8 @@ class Journal:
         self._mode = "WAL" if (not is_shared(path) if wal is None else wal) else "TRUNCATE"
         self.ended_by: Exception | None = None  # what new calls raise, once they are refused
         self.at_drain: list[Callable[[Exception], None]] = []  # called with it when that begins
-        # Writes for the next commit, and the event loop that waits for one. Only that loop's thread touches them.
+        # Writes for the next commit, and the event loop that waits for one. Only that loop's thread
+        # touches them.
         self._pending: list[_Write] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         # A failed look-up costs tens of microseconds in WAL mode, and in a fresh run most look-ups fail.
@@ -179,8 +180,8 @@ class Journal:
 
     def _explained(self, error: Exception) -> Exception:
         """Return an error of the disk or the file as a RunError, any other one as it is."""
-        # The low byte is the kind of error. An OperationalError of the kind SQLITE_ERROR is a wrong statement: ours, or
-        # what a damaged schema makes of it.
+        # The low byte is the kind of error. An OperationalError of the kind SQLITE_ERROR is a wrong
+        # statement: ours, or what a damaged schema makes of it.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if isinstance(error, OSError) or (isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR):
             free = shutil.disk_usage(self.path.parent).free
@@ -197,7 +198,8 @@ class Journal:
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=60, check_same_thread=False)
         connection.text_factory = _decode
         connection.execute(f"PRAGMA journal_mode={self._mode}")
-        # With NORMAL, WAL syncs at checkpoints only, and a power cut would take calls that were used already.
+        # With NORMAL, WAL syncs at checkpoints only, and a power cut would take calls that were used
+        # already.
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
@@ -344,7 +346,8 @@ class Journal:
         if not question:
             return key, None
         if question not in self._known:
-            # A key is eight bytes of its question, then sixteen of the request: this range holds all of a question.
+            # A key is eight bytes of its question, then sixteen of the request: this range holds all of a
+            # question.
             prefix = hashlib.blake2b(question.encode("utf-8", "replace"), digest_size=8).digest()
             keys = self._rows("SELECT key FROM calls WHERE key BETWEEN ? AND ?", (prefix, prefix + b"\xff" * 17))
             self._known[question] = prefix, {key for (key,) in keys}

@@ -1,7 +1,7 @@
 """Tables on disk: Parquet that we write, and rows in files that people bring (JSON lines, JSON lists, Parquet).
 
-Every Parquet file of ours is written whole or not at all, with page checksums that every read verifies. Without them,
-most single-bit flips are read back as different data.
+Every Parquet file of ours is written whole or not at all, with page checksums that every read verifies.
+Without them, most single-bit flips are read back as different data.
 """
 
 from __future__ import annotations
@@ -141,8 +141,9 @@ def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
 class ShardWriter:
     """Writes `stem-00000-of-000NN.parquet` shards of at most `shard_rows` rows, with one row group in memory.
 
-    Without rows it writes nothing, as `datasets` refuses an empty file; `keep_empty` writes one. The number of shards
-    is known only at the end, so each gets a temporary name, and `close` renames them and deletes older shards.
+    Without rows it writes nothing, as `datasets` refuses an empty file; `keep_empty` writes one. The
+    number of shards is known only at the end, so each gets a temporary name, and `close` renames them and
+    deletes older shards.
     """
 
     def __init__(
@@ -236,7 +237,8 @@ def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence
 
     Raises:
         RunError: shards are missing.
-        DataError: a shard is unreadable, damaged, or has another schema. Rows before the damage have been yielded.
+        DataError: a shard is unreadable, damaged, or has another schema. Rows before the damage have been
+            yielded.
     """
     for path in shard_paths(folder, stem):
         for batch in read_batches(path, schema, columns=columns):
@@ -269,7 +271,8 @@ def read_batches(
     Without a schema any is read.
 
     Raises:
-        DataError: the file is unreadable, damaged, or has another schema. Rows before the damage have been yielded.
+        DataError: the file is unreadable, damaged, or has another schema. Rows before the damage have
+            been yielded.
     """
     with _opened(path) as file:
         # Nested names and types too: the footer, which holds them, has no checksum.
@@ -314,8 +317,8 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 def raw_rows(path: Path) -> Iterator[NumberedRow]:
     """Yield the 1-based number and the value of each row of a user's file.
 
-    A line ends at "\\n" alone: U+2028 inside a string is text. Blank lines are skipped, and count as rows. Every kind
-    of file except .json is read in constant memory.
+    A line ends at "\\n" alone: U+2028 inside a string is text. Blank lines are skipped, and count as
+    rows. Every kind of file except .json is read in constant memory.
 
     Raises:
         DataError: the file is missing, of an unknown kind, or damaged as a whole.
@@ -363,7 +366,8 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _json_rows(path: Path) -> Iterator[NumberedRow]:
     size = path.stat().st_size
-    # Memory may run out below that size, too, within a container or under ulimit: that is the same message.
+    # Memory may run out below that size, too, within a container or under ulimit: that is the same
+    # message.
     try:
         if size > _MOST_JSON_BYTES:
             raise MemoryError

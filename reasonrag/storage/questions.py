@@ -46,8 +46,9 @@ def load_questions(dataset: str, *, split: str | None = None) -> list[Question]:
     """Load and check the questions of a file or of a known data set on the Hub, in file order.
 
     Args:
-        dataset: a .jsonl(.gz), .json or .parquet file with FlashRAG's fields (id, question, golden_answers,
-            metadata; `answers` and `answer` are read too), or a name in `KNOWN`. Other columns join `metadata`.
+        dataset: a .jsonl(.gz), .json or .parquet file with FlashRAG's fields (id, question,
+            golden_answers, metadata; `answers` and `answer` are read too), or a name in `KNOWN`. Other
+            columns join `metadata`.
         split: split of a known data set; None takes the first one in `KNOWN`.
 
     Raises:
@@ -81,8 +82,8 @@ def sample_questions(questions: list[Question], limit: int | None, *, seed: int 
 def cut(questions: Sequence[Question], count: int) -> list[list[Question]]:
     """Return the questions of each of `count` shards: one after another they are the same list for any `count`.
 
-    Questions keep their order, but those of equal text (`common_text`) follow the first of them: only their pairs can
-    be duplicates, which are then dropped within a shard.
+    Questions keep their order, but those of equal text (`common_text`) follow the first of them: only
+    their pairs can be duplicates, which are then dropped within a shard.
     """
     # The place of the first question of each text, and all of them. Python's dictionaries keep the order.
     alike: dict[str, tuple[int, list[Question]]] = {}

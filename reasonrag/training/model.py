@@ -141,8 +141,9 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
     """
     import torch
 
-    # Full training updates the weights themselves, and at the usual learning rates an update is too small for bfloat16
-    # to represent: so it is float32 unless asked otherwise (on a GPU the arithmetic is in bfloat16 anyway).
+    # Full training updates the weights themselves, and at the usual learning rates an update is too small
+    # for bfloat16 to represent: so it is float32 unless asked otherwise (on a GPU the arithmetic is in
+    # bfloat16 anyway).
     dtype = settings.dtype or ("bfloat16" if settings.method == "lora" and uses_gpu(settings) else "float32")
     options = {
         "revision": None if source.is_adapter else source.revision,
@@ -184,8 +185,8 @@ def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
 def merge_adapter(folder: Path, out: Path, *, chat: ChatTemplate) -> None:
     """Merge a LoRA adapter into its model, as a folder that transformers loads without peft.
 
-    The sum is computed in float32 and rounded once, to the dtype of the model's own files. `out` appears once it is
-    complete, with `reasonrag.yaml` and the tokenizer.
+    The sum is computed in float32 and rounded once, to the dtype of the model's own files. `out` appears
+    once it is complete, with `reasonrag.yaml` and the tokenizer.
     """
     import torch
     from peft import PeftConfig, PeftModel

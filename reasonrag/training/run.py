@@ -10,8 +10,9 @@ OUT/
 ├── curves.svg, curves.png
 └── training.json          settings, data, metrics, versions: written once the run is finished
 
-Several processes (`accelerate launch`, `torchrun`) run this in parallel. The first one reads the data, writes it as
-token ids into the folder of the checkpoints and broadcasts the plan; it alone prints and writes.
+Several processes (`accelerate launch`, `torchrun`) run this in parallel. The first one reads the data,
+writes it as token ids into the folder of the checkpoints and broadcasts the plan; it alone prints and
+writes.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ _DISK_FULL = (
     *("file write failed", "unexpected pos", "iostream error"),
 )
 _ROWS_SUFFIX = re.compile(r"\.(jsonl|json|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
-# TRL arguments that are fixed here. Nothing is cut or packed, and checkpoints are complete or do not count.
+# TRL arguments that are fixed here. Nothing is cut or packed, and checkpoints are complete or do not
+# count.
 _FIXED_ARGUMENTS = frozenset(
     (
         *("output_dir", "max_length", "save_total_limit", "warmup_steps", "warmup_ratio", "use_cpu"),
@@ -97,9 +99,11 @@ _FIXED_ARGUMENTS = frozenset(
         "load_best_model_at_end",
     )
 )
-# Counted from the start of a process, so wrong after a resume; `num_input_tokens_seen` and `seconds` are of the run.
+# Counted from the start of a process, so wrong after a resume; `num_input_tokens_seen` and `seconds` are
+# of the run.
 _OF_A_PROCESS = ("train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second", "num_tokens")
-# Curves by their key in the log, with titles. Held-out metrics have the key after `eval_`, without `rollout/`.
+# Curves by their key in the log, with titles. Held-out metrics have the key after `eval_`, without
+# `rollout/`.
 _CURVES = {
     "loss": "loss",
     "rewards/margins": "reward margin",
@@ -147,7 +151,8 @@ class TrainingFolder(Folder):
 def identity_of(stage: str, settings: TrainSettings, *, content: str, model: str) -> dict[str, Any]:
     """Return everything that can change the result of a training run.
 
-    `stage` is dpo, sft, prm or rl; `content` and `model` are checksums of the data and of the model to start from.
+    `stage` is dpo, sft, prm or rl; `content` and `model` are checksums of the data and of the model to
+    start from.
     """
     flat = {"stage": stage, **without_places(identity(settings))}
     return describe(flat, {"data": content, "model": model})
@@ -202,9 +207,9 @@ def check_summary(out: Path) -> None:
 def last_checkpoint(out: Path, log: Log | None = None) -> Path | None:
     """Return the latest complete checkpoint, or None.
 
-    A checkpoint without a marker was interrupted, and one that lost data since (a full disk, a power cut) has files of
-    other sizes than in the marker: both are ignored. With a `log`, checksums are compared too, and it receives a line
-    about each checkpoint that is damaged.
+    A checkpoint without a marker was interrupted, and one that lost data since (a full disk, a power cut)
+    has files of other sizes than in the marker: both are ignored. With a `log`, checksums are compared
+    too, and it receives a line about each checkpoint that is damaged.
     """
     for checkpoint in reversed(_checkpoints(out)):
         problem = checkpoint_problem(checkpoint, fully=log is not None)
@@ -250,7 +255,8 @@ def _checkpoints(out: Path) -> list[Path]:
 def without_places(value: Any) -> Any:
     """Return the same tree with every text stripped of where on a machine or in a network something is.
 
-    An absolute, home or relative path is shortened to its last name, also after a scheme; a URL to its scheme.
+    An absolute, home or relative path is shortened to its last name, also after a scheme; a URL to its
+    scheme.
 
     >>> without_places({"judge": {"spec": "http://10.0.0.1:8000/v1"}, "url": ["https://corpus.example"]})
     {'judge': {'spec': 'http://…'}, 'url': ['https://…']}
@@ -297,17 +303,19 @@ class TrainingRun(Generic[S]):
     Args:
         stage: dpo, sft, prm or rl; part of the run's identity.
         settings: `model` and `data` have to be set.
-        out: a new folder, or one that holds this training run, which is then resumed; None chooses one in runs/.
+        out: a new folder, or one that holds this training run, which is then resumed; None chooses one in
+            runs/.
         log: receives lines for people, on the first process only.
 
     Attributes:
         source: the model to start from.
         arguments: TRL's configuration.
         model_files: JSON files, by name, that are written wherever the model is saved.
-        summary: content of `training.json` once the run is finished; empty on other processes than the first.
+        summary: content of `training.json` once the run is finished; empty on other processes than the
+            first.
 
-    In the `with` block, InputError, RunError (another training run is in the folder, or the loss became NaN) and
-    Interrupted (Ctrl-C or SIGTERM; a checkpoint is kept) can be raised.
+    In the `with` block, InputError, RunError (another training run is in the folder, or the loss became
+    NaN) and Interrupted (Ctrl-C or SIGTERM; a checkpoint is kept) can be raised.
     """
 
     def __init__(self, stage: str, settings: S, out: Path | None, *, log: Log = print) -> None:
@@ -356,13 +364,14 @@ class TrainingRun(Generic[S]):
     def open(self, read: Callable[[], TrainingData]) -> tuple[Any, Any | None] | None:
         """Lock the folder and return token rows, as `datasets.Dataset`: to train on, and held-out ones or None.
 
-        Return None if the run is finished already. `read` is called on the first process; the others get the same
-        plan, or the same error.
+        Return None if the run is finished already. `read` is called on the first process; the others get
+        the same plan, or the same error.
         """
         from accelerate.utils import broadcast_object_list
         from datasets import load_from_disk
 
-        # One process reads; all of them have to learn the same plan, or they would deadlock in the first collective.
+        # One process reads; all of them have to learn the same plan, or they would deadlock in the first
+        # collective.
         message: list[Any] = [None]
         if self.is_first:
             try:
@@ -551,8 +560,8 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
     """Return TRL's configuration: settings of the same name, `own` arguments of this kind of run, `settings.trainer`.
 
     Raises:
-        ConfigError: an unknown argument (with the nearest name), one that has a setting here, or a value that TRL
-            refuses.
+        ConfigError: an unknown argument (with the nearest name), one that has a setting here, or a value
+            that TRL refuses.
     """
     known = {field.name for field in dataclasses.fields(config) if field.init}
     gpu = uses_gpu(settings)
@@ -636,13 +645,14 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the content of `training.json`: without paths of this machine, secrets, and NaN.
 
-    `state` is transformers' `TrainerState` after the last step, `identity` comes from `identity_of`, `seconds`
-    includes earlier processes, and `facts` are further entries.
+    `state` is transformers' `TrainerState` after the last step, `identity` comes from `identity_of`,
+    `seconds` includes earlier processes, and `facts` are further entries.
     """
     history = []
     train = held_out = None
     for entry in state.log_history:
-        # JSON has no NaN, so numbers that are not finite become null; `check_summary` refuses a loss of null.
+        # JSON has no NaN, so numbers that are not finite become null; `check_summary` refuses a loss of
+        # null.
         kept = {}
         for name, value in entry.items():
             if name.removeprefix("eval_") not in _OF_A_PROCESS:
