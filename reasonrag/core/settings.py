@@ -173,6 +173,18 @@ def gather(
     return tree
 
 
+def known_settings(model: type[BaseModel], tree: Mapping[str, Any]) -> Tree:
+    """Return a saved tree without the keys that the model does not have: settings of an earlier version."""
+    known: Tree = {}
+    for name, field in model.model_fields.items():
+        if name in tree:
+            section, value = field.annotation, tree[name]
+            if isinstance(value, Mapping) and isinstance(section, type) and issubclass(section, BaseModel):
+                value = known_settings(section, value)
+            known[name] = value
+    return known
+
+
 def merge(tree: Tree, more: Mapping[str, Any]) -> None:
     """Merge `more` into a tree in place, section by section; `more` wins."""
     for name, value in more.items():

@@ -28,7 +28,7 @@ from typing import Any
 
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import RunError
-from reasonrag.core.settings import COMMIT, Section, Tree, differences, dump, identity, read_yaml
+from reasonrag.core.settings import COMMIT, Section, Tree, differences, dump, identity, known_settings, read_yaml
 from reasonrag.core.types import WHOLE, Shard
 from reasonrag.storage.files import (
     RUNS,
@@ -358,8 +358,9 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
             f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished, or it is "
             "damaged; the same build-tree command finishes it"
         )
-    read_config(path, "the same build-tree command")
-    return load_config(file=path / CONFIG, overrides=overrides), summary
+    # A run is data: its trees stay readable after a setting is gone. Resuming it compares all settings.
+    saved = known_settings(Config, read_config(path, "the same build-tree command"))
+    return load_config(overrides={**saved, **(overrides or {})}), summary
 
 
 def versions() -> dict[str, str]:
