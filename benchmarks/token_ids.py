@@ -30,7 +30,8 @@ from reasonrag.formats.base import Format, Stage
 from reasonrag.formats.stream import SearchR1Format
 from reasonrag.formats.tool_calls import ToolCallsFormat
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.local import TransformersLLM
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.local import TransformersLLM, load_model
 from reasonrag.online_rl.rows import Transcript, transcripts
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import Parts
@@ -80,7 +81,8 @@ class Recorded(TransformersLLM):
     """A policy that keeps what its model read and sampled."""
 
     def __init__(self, folder: Path, chat_template: str | None = None) -> None:
-        super().__init__(str(folder), device="cpu", chat_template=chat_template)
+        self._start(ChatTemplate.load(str(folder), template=chat_template), folder.name, batch_size=16)
+        self._take(load_model(str(folder), "cpu"))
         self.seen: Scored = set()
 
     async def aclose(self) -> None:

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from reasonrag.core import event_loop
@@ -475,7 +475,7 @@ def check_names(names: Collection[str]) -> None:
         ConfigError: no name is given, or one cannot be a folder.
     """
     for name in names:
-        if not _SAFE_NAME.fullmatch(name) or name in _RESERVED:
+        if not _SAFE_NAME.fullmatch(name) or name in _RESERVED or PureWindowsPath(name).is_reserved():
             raise ConfigError(
                 f"policy name {name!r} cannot be a folder; use up to 64 letters, digits, `.`, `_` and `-`, and none of "
                 f"{', '.join(sorted(_RESERVED))}"

@@ -55,7 +55,7 @@ def test_a_format_of_a_policy_that_is_not_there_is_refused():
 def test_the_judge_is_sampled_as_configured():
     found = evaluate.judging("http://j/v1", "org/judge", None, configs("demo", assignments=("judge.max_tokens=9",)))
     assert (found.model.spec, found.model.model, found.model.max_tokens) == ("http://j/v1", "org/judge", 9)
-    assert (found.model.temperature, found.metrics) == (0.0, ("lasj", "osr", "usr"))
+    assert found.metrics == ("lasj", "osr", "usr")
 
 
 def test_what_is_asked_of_a_judge_needs_one():
