@@ -39,7 +39,7 @@ COMMANDS = {
     "verify": ("inspect.verify", "Check a run, tables, an index, a model; or what works on this machine."),
     "export": ("inspect.export", "Write the data of a run in the format of another tool."),
     "publish": ("publish.publish", "Publish a data set or a policy on the Hugging Face Hub."),
-    "index": ("index.index", "Build, serve and check search indexes."),
+    "index": ("index.index", "Build and serve search indexes, and measure their recall."),
     "env": ("train.env", "Serve the rollout engine as an environment that other trainers train on."),
 }
 
