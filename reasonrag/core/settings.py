@@ -185,6 +185,17 @@ def known_settings(model: type[BaseModel], tree: Mapping[str, Any]) -> Tree:
     return known
 
 
+def is_setting(model: object, name: str) -> bool:
+    """Return whether a model has the setting with this dotted name; a free mapping has all names."""
+    for part in name.split("."):
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return True
+        if part not in model.model_fields:
+            return False
+        model = model.model_fields[part].annotation
+    return True
+
+
 def merge(tree: Tree, more: Mapping[str, Any]) -> None:
     """Merge `more` into a tree in place, section by section; `more` wins."""
     for name, value in more.items():

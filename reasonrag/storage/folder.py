@@ -28,7 +28,17 @@ from typing import Any
 
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import RunError
-from reasonrag.core.settings import COMMIT, Section, Tree, differences, dump, identity, known_settings, read_yaml
+from reasonrag.core.settings import (
+    COMMIT,
+    Section,
+    Tree,
+    differences,
+    dump,
+    identity,
+    is_setting,
+    known_settings,
+    read_yaml,
+)
 from reasonrag.core.types import WHOLE, Shard
 from reasonrag.storage.files import (
     RUNS,
@@ -147,6 +157,14 @@ class Folder:
     def check_same(self, identity: Mapping[str, Any], defaults: Section) -> None:
         """Raise RunError, which names the settings that differ, if the folder holds work with another identity."""
         if changes := self.changes(identity, defaults):
+            recorded = self.facts()["identity"].keys() - identity.keys()
+            gone = [name for name in sorted(recorded) if not is_setting(type(defaults), name)]
+            gone = [name for name in gone if not name.startswith("content.")]
+            if gone:
+                raise RunError(
+                    f"{self.path} was begun by an earlier version of reasonrag, which had {', '.join(gone[:3])} among "
+                    "its settings; go on with that version, or choose a new folder for --out"
+                )
             raise RunError(
                 f"{self.path} holds a different {self.what} ({changes}); go back to that, or choose a new folder for "
                 "--out"
