@@ -333,7 +333,7 @@ class EnvironmentApp(App):
             return self._questions[(turn if reset.seed is None else derive_seed(reset.seed)) % len(self._questions)]
         key: object = reset.question if reset.question_id is None else (reset.dataset, reset.question_id)
         if key not in self._known:
-            message = "unknown question: GET /questions lists those that are served; one of yours comes with "
+            message = "unknown question: GET /questions lists the served ones; one of yours comes with "
             raise Refusal(404, f"{message}golden_answers")
         return self._known[key]
 

@@ -116,7 +116,7 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
     serving = validate(ServeSettings, given_settings({name: given.pop(name) for name in ("port", "top_k")}))
     parts = IndexFolder(folder)
     passages = parts.need("passages").counts["passages"]
-    # The first line of the log names what is served, before the index is opened, which may take minutes.
+    # The first line of the log names the index before it is opened, which may take minutes.
     kind = given.get("kind") or kinds(parts)[0]
     retriever = open_index(_retrieval(folder, given), trust_remote_code=trust_remote_code)
     sys.exit(serve_until_stopped(retriever, serving, about=f"{passages:,} passages, {kind}"))

@@ -249,7 +249,7 @@ def mentions(text: str, name: str) -> bool:
 
 
 def about(name: str, pieces: Sequence[str]) -> list[str]:
-    """Return the pieces that mention `name`, then those that mention another name which the first ones bring up."""
+    """Return the pieces that mention `name`, then pieces that mention a name found in the first ones."""
     direct = [piece for piece in pieces if mentions(piece, name)]
     bridges = _distinct(span.text for piece in direct for span in names(piece) if not mentions(name, span.text))
     indirect = [piece for piece in pieces if piece not in direct and any(mentions(piece, bridge) for bridge in bridges)]

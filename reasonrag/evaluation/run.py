@@ -404,7 +404,7 @@ def _open_shared(configs: Mapping[str, Config]) -> tuple[list[Question], Retriev
 
 
 def _shared_settings(config: Config) -> list[Any]:
-    """Return the settings that decide what is asked and searched, without how passages are shown."""
+    """Return the settings of questions and search, without how passages are shown."""
     shown = {"top_k", "passage_order", "max_passage_chars"}
     return [config.seed, config.questions, config.retrieval.model_dump(exclude=shown)]
 

@@ -213,7 +213,7 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
         yield f"- {metric.label}: {metric.help}"
     tables = evaluation_tables(metrics)
     for name in ("policies", "results", "judge", "out_of_form", "differences", "kinds", "failures"):
-        # A section without rows would only say that there is none.
+        # A section without rows is left out.
         if tables[name].rows:
             yield from ["", f"## {tables[name].title}", ""]
             if name in notes:

@@ -271,7 +271,7 @@ class TransformersLLM:
                 mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
 
     def _append(self, rows: Sequence[_Row], tokens: Sequence[int], logprobs: Sequence[float]) -> list[int]:
-        """Add a token to each row, and give out those that it ends; return the numbers of the others."""
+        """Add a token to each row and deliver the finished rows; return the numbers of the others."""
         left = []
         for number, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
             # Done earlier, or cancelled by its caller.

@@ -244,7 +244,7 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
     if policy_card is not None:
         with naming(folder / POLICY_CARD):
             policy_card.write(folder)
-    # What is verified are the copies that will be sent, not their sources.
+    # Verify the copies that will be sent, not their sources.
     verified = verify(folder)
     verified.refuse_grave()
     facts = {"has_policy_card": policy_card is not None, "contradictions": verified.pairs}
@@ -394,7 +394,7 @@ def _place_model_file(source: Path, target: Path) -> None:
     if source.name in (_ADAPTER, "config.json", "generation_config.json", "tokenizer_config.json"):
         settings = require_json(source, "train again, or mend it")
         names = {key: without_places(settings[key]) for key in _SOURCE_KEYS if key in settings}
-        # Linked if nothing differs, so that the published bytes are those that were evaluated.
+        # Linked if nothing differs: the published bytes are the evaluated ones.
         if settings | names != settings:
             write_json(target, settings | names)
             return

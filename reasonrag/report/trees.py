@@ -216,7 +216,7 @@ class RunCounts:
             self._add("margin", pair["margin"])
             self._add("confidence", pair.get("confidence"))  # pairs of older runs, of a judge, of trajectories: none
             self._add("tokens chosen", tree.nodes[pair["chosen_node_id"]]["completion_tokens"])
-            # What is compared are the steps below the common prefix.
+            # Compare the steps below the common prefix.
             steps = []
             for side in ("chosen", "rejected"):
                 path = tree.path(pair[f"{side}_node_id"])
