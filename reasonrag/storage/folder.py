@@ -157,9 +157,10 @@ class Folder:
     def check_same(self, identity: Mapping[str, Any], defaults: Section) -> None:
         """Raise RunError, which names the settings that differ, if the folder holds work with another identity."""
         if changes := self.changes(identity, defaults):
-            recorded = self.facts()["identity"].keys() - identity.keys()
-            gone = [name for name in sorted(recorded) if not is_setting(type(defaults), name)]
-            gone = [name for name in gone if not name.startswith("content.")]
+            recorded = self.facts()["identity"]
+            # Another stage has settings of its own.
+            names = sorted(recorded.keys() - identity) if recorded.get("stage") == identity.get("stage") else []
+            gone = [name for name in names if not is_setting(type(defaults), name) and not name.startswith("content.")]
             if gone:
                 raise RunError(
                     f"{self.path} was begun by an earlier version of reasonrag, which had {', '.join(gone[:3])} among "
