@@ -184,8 +184,6 @@ class Collector:
                 did not find enough groups to learn from.
         """
         started = time.monotonic()
-        if hasattr(self.engine.retriever, "at_step"):
-            self.engine.retriever.at_step(step)
         batch = Batch(await self._groups(self.plan.questions_of(number), self.plan.slots, step, number))
         if self.settings.sampling.dynamic:
             await self._replace_flat_groups(batch, number, step)

@@ -207,7 +207,7 @@ def open_task_reward(
     """Return the reward with its judge, encoder and plans; `opened` closes them.
 
     The `policy` answers HiPRAG's queries without a search; `decode` is its tokenizer's, if it reports
-    log-probs. The `journal` keeps the paid calls of judge and searches, so that a restart does not pay
+    log-probs. The `journal` keeps the paid calls of the judge, so that a restart does not pay
     for them again.
     """
     reward, needs = settings.reward, task.needs
@@ -220,13 +220,9 @@ def open_task_reward(
         scorer = open_scorer(reward.prm.model)
         opened.push_async_callback(scorer.aclose)
         parts = replace(parts, scorer=scorer)
-    keep_in = getattr(task.retriever, "keep_in", None)
-    if "judge" in needs or keep_in:
+    if "judge" in needs:
         calls = Journal(journal)
         opened.callback(calls.close)
-    if keep_in:
-        keep_in(calls)
-    if "judge" in needs:
         llm = JournaledLLM(open_llm(settings.judge.llm, "judge"), calls, kind="judge")
         opened.push_async_callback(llm.aclose)
         parts = replace(parts, judge=judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts)))

@@ -102,9 +102,6 @@ class MemoryStore:
         while self._limit is not None and len(self._rankings) > self._limit:
             self._rankings.popitem(last=False)
 
-    def clear(self) -> None:
-        self._rankings.clear()
-
 
 class JournalStore:
     """Keeps the rankings of one retriever in a run's journal, so that a resumed run repeats no search."""
@@ -178,9 +175,7 @@ class BatchedRetriever:
 
     @classmethod
     def of_run(cls, inner: Retriever, journal: Journal) -> BatchedRetriever:
-        """Wrap a retriever for a run; its journal keeps the rankings, and the calls of a model that plays one."""
-        if hasattr(inner, "keep_in"):
-            inner.keep_in(journal)
+        """Wrap a retriever for a run; its journal keeps the rankings."""
         if hasattr(inner, "slots"):
             inner.slots.drain(None)  # an earlier run may have been stopped
             journal.at_drain.append(inner.slots.drain)  # as of a model: searches that only wait end
@@ -195,11 +190,6 @@ class BatchedRetriever:
         """
         rankings = [self._find(query, top_k) for query in queries]
         return [await item if isinstance(item, asyncio.Future) else item for item in rankings]
-
-    def at_step(self, step: int) -> None:
-        """Announce a training step to a retriever that changes during training, and forget its former rankings."""
-        if hasattr(self._inner, "at_step") and self._inner.at_step(step) and isinstance(self._store, MemoryStore):
-            self._store.clear()
 
     async def aclose(self) -> None:
         """Cancel lookups in flight and close the inner retriever."""

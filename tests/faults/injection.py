@@ -13,7 +13,6 @@ from typing import Any
 
 from contrib.mcp_tool import _documents
 from contrib.searching import passages_of
-from contrib.simulated_search import SimulatedRetriever
 from reasonrag.agents.environment import CurrentPolicy, Session
 from reasonrag.core.config import Config
 from reasonrag.core.text import valid_unicode
@@ -131,7 +130,6 @@ def places() -> Iterator[tuple[str, Callable[[str], Course]]]:
     yield "reasonrag: evidence", lambda text: _after("reasonrag", searched, _step(text, Note(text)))
     yield "tool_calls: query", lambda text: _after("tool_calls", _step(_CALL, Search(text)))
     yield "judge", lambda text: _judged({"Question": text, "Trajectory": [text, "b"], "Conclusion": text})
-    yield "simulator", _simulated
     yield "plan", lambda text: _judged({"Question": "q", "Planner 1": text, "Path 1": (text, "b")})
     yield "recording: result", lambda text: _branched(conversation("one", found=text), text)
     yield "recording: question", lambda text: _branched(conversation("one", valid_unicode(text)), text)
@@ -158,12 +156,6 @@ def _shown(prompts: Sequence[Prompt], *decided: Any, lines: bool = True) -> Cour
         shapes.append([span.text if span.by_policy else span.text.count("\n") for span in prompt.turn])
         shapes.append((prompt.stop, chat_of_none().text(prompt).count("<|start|>")))
     return Course(list(prompts), [*shapes, *decided])
-
-
-def _simulated(query: str) -> Course:
-    llm = ScriptedLLM(["Passage 1: Jaws\nA film."])
-    asyncio.run(SimulatedRetriever(llm).search([query], 1))
-    return _shown(llm.prompts)
 
 
 def _judged(fields: dict[str, Any]) -> Course:
