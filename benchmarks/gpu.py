@@ -51,16 +51,16 @@ class Played:
         self.cached_tokens = self.cached_of = self.written_tokens = 0
         self._inner = inner
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         length = round(60 * math.exp(Random(sampling.seed).gauss(0, 0.6)))
         asked = replace(prompt, stop=()), replace(sampling, max_tokens=min(max(length, 8), 512))
         self.asked.append(asked)
-        for completion in await self._inner.complete(*asked):
-            self.written_tokens += completion.completion_tokens or 0
-            if completion.cached_tokens is not None:
-                self.cached_tokens += completion.cached_tokens
-                self.cached_of += completion.prompt_tokens or 0
-        return (Completion(stub.reply(prompt.stop, sampling.seed or 0)),)
+        completion = await self._inner.complete(*asked)
+        self.written_tokens += completion.completion_tokens or 0
+        if completion.cached_tokens is not None:
+            self.cached_tokens += completion.cached_tokens
+            self.cached_of += completion.prompt_tokens or 0
+        return Completion(stub.reply(prompt.stop, sampling.seed or 0))
 
     async def aclose(self) -> None:
         pass

@@ -59,15 +59,15 @@ class StubPolicy:
     name: str = "stub"
     calls: int = 0
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         self.calls += 1
         text = reply(prompt.stop, sampling.seed or 0)
         tokens = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": REPLY_TOKENS}
         if not self.ids:
-            return (Completion(text, **tokens),)
+            return Completion(text, **tokens)
         seed = sampling.seed or 0
         written = tuple(range(seed % 100_000, seed % 100_000 + REPLY_TOKENS))
-        return (Completion(text, token_ids=written, logprobs=_LOGPROBS, prompt_token_ids=_IDS, **tokens),)
+        return Completion(text, token_ids=written, logprobs=_LOGPROBS, prompt_token_ids=_IDS, **tokens)
 
     async def aclose(self) -> None:
         pass

@@ -88,12 +88,11 @@ class Recorded(TransformersLLM):
     async def aclose(self) -> None:
         """Stay open: `build_trees` closes its parts, and this policy is used again."""
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        completions = await super().complete(prompt, sampling)
-        for completion in completions:
-            assert completion.prompt_token_ids is not None and completion.token_ids is not None
-            self.seen.add((completion.prompt_token_ids, completion.token_ids))
-        return completions
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        completion = await super().complete(prompt, sampling)
+        assert completion.prompt_token_ids is not None and completion.token_ids is not None
+        self.seen.add((completion.prompt_token_ids, completion.token_ids))
+        return completion
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class StubEngine:
         self.service_s: list[float] = []
         self._engine = asyncio.Semaphore(slots)
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         asked = repr((prompt.messages[-1].content, prompt.stop, sampling.seed)).encode()
         draw = random.Random(hashlib.blake2b(asked, digest_size=8).digest())
         tokens = min(max(round(60 * math.exp(draw.gauss(0, 0.6))), 8), 512)
@@ -62,7 +62,7 @@ class StubEngine:
             self.service_s.append(service_s)
             async with self._engine:
                 await asyncio.sleep(service_s)
-        return (Completion(text, prompt_tokens=300, completion_tokens=tokens),)
+        return Completion(text, prompt_tokens=300, completion_tokens=tokens)
 
     async def aclose(self) -> None:
         pass

@@ -212,13 +212,13 @@ class agent_loop:  # noqa: N801 -- the name of our loop in verl's configuration
             metrics=AgentLoopMetrics(),
         )
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         """Return what the policy on verl's server writes, up to a stop string or the token limit."""
         ids = self._chat.token_ids(prompt)
         params = {**self._params, "stop": list(prompt.stop), "max_tokens": sampling.max_tokens}
         sampled = await self._server.generate(request_id=uuid4().hex, prompt_ids=list(ids), sampling_params=params)
         reason = FinishReason.LENGTH if len(sampled.token_ids) >= sampling.max_tokens else FinishReason.STOP
-        return (sampled_completion(self._chat, ids, sampled.token_ids, sampled.log_probs, reason, prompt.stop),)
+        return sampled_completion(self._chat, ids, sampled.token_ids, sampled.log_probs, reason, prompt.stop)
 
 
 def main() -> None:

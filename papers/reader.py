@@ -54,8 +54,8 @@ class DemoReader:
         world = make_world()
         self._questions = {question.question: question for split in SPLITS for question in world.questions(split)}
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """Return `[n]` equal completions, with token counts and log-probabilities by word."""
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Return a completion with token counts and log-probabilities by word."""
         try:
             contract = _CONTRACTS[prompt.stop]
             view = read(prompt)
@@ -67,8 +67,7 @@ class DemoReader:
         words = len(text.split())
         prompt_words = sum(len(message.content.split()) for message in prompt.messages)
         logprobs = (-3.0 if "unknown" in text else -0.05,) * words
-        completion = Completion(text, logprobs=logprobs, prompt_tokens=prompt_words, completion_tokens=words)
-        return (completion,) * sampling.n
+        return Completion(text, logprobs=logprobs, prompt_tokens=prompt_words, completion_tokens=words)
 
     async def aclose(self) -> None:
         pass

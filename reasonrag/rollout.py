@@ -240,11 +240,10 @@ class Engine:
         seeds = [seed, *(derive_seed(seed, "candidate", number) for number in range(1, self.candidates))]
         requests = []
         for request_seed in seeds:
-            sampling = Sampling(1, shared.temperature, shared.top_p, shared.max_tokens, request_seed)
+            sampling = Sampling(shared.temperature, shared.top_p, shared.max_tokens, request_seed)
             requests.append(self.llm.complete(prompt, sampling))
         # Without a task for the usual single request: it would cost a turn of the event loop a step.
-        replies = [await requests[0]] if self.candidates == 1 else await gather_all(requests)
-        return [completion for (completion,) in replies]
+        return [await requests[0]] if self.candidates == 1 else await gather_all(requests)
 
     async def run(
         self, trajectories: Sequence[Trajectory], *, seeds: Sequence[int], completed: Callable[[], object] | None = None

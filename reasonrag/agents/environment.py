@@ -122,10 +122,10 @@ class CurrentPolicy:
     name = "outside"
     current: ClassVar[ContextVar[Any]] = ContextVar("policy")  # with an `LLM`'s `complete`
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """Return `[n]` completions of the current task's policy."""
-        completions: tuple[Completion, ...] = await self.current.get().complete(prompt, sampling)
-        return completions
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Return a completion of the current task's policy."""
+        completion: Completion = await self.current.get().complete(prompt, sampling)
+        return completion
 
     async def aclose(self) -> None:
         """Do nothing: a policy is closed where it was set."""
@@ -185,27 +185,24 @@ class Session:
         self._state["step_count"] += 1
         waiting.set_result(completion)
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """Show the client a prompt `n` times, and return its replies."""
-        completions = []
-        for _ in range(sampling.n):
-            async with self._one_prompt:
-                waiting: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-                self._open = prompt, waiting
-                observation = Observation(
-                    question_id=self._state["question_id"],
-                    **chat_with_tools(prompt.messages, as_sent=True),
-                    prefix=prompt.prefix,
-                    inserted=prompt.prefix.removeprefix(self._written),
-                    stop=list(prompt.stop),
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    max_tokens=sampling.max_tokens,
-                    trained=not self._scoring,
-                )
-                self._observe(observation, None, done=False)
-                completions.append(await waiting)
-        return tuple(completions)
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Show the client a prompt, and return its reply."""
+        async with self._one_prompt:
+            waiting: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+            self._open = prompt, waiting
+            observation = Observation(
+                question_id=self._state["question_id"],
+                **chat_with_tools(prompt.messages, as_sent=True),
+                prefix=prompt.prefix,
+                inserted=prompt.prefix.removeprefix(self._written),
+                stop=list(prompt.stop),
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                max_tokens=sampling.max_tokens,
+                trained=not self._scoring,
+            )
+            self._observe(observation, None, done=False)
+            return await waiting
 
     async def _play(self, question: Question, reset: Reset) -> None:
         try:

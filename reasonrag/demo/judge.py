@@ -425,8 +425,8 @@ class DemoJudge:
         self._error_rate = error_rate
         self._world = knowledge_of(world_seed)
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """Return `[n]` verdicts; sample `i` has the seed `seed + i`. Token counts are counts of words.
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Return a verdict. Token counts are counts of words.
 
         Raises:
             LLMError: the prompt is not a judge's (`refused`).
@@ -439,18 +439,14 @@ class DemoJudge:
             raise LLMError("demo-judge can only answer the prompts of judges", cause="refused")
         verdict = judge(self._world, fields)
         words = sum(len(message.content.split()) for message in prompt.messages)
-        completions = []
-        for number in range(sampling.n):
-            text = "This is not of the demo world that this judge knows."  # parsed as no verdict
-            if verdict is not None:
-                right, wrong = verdict
-                # Decided by the request alone: the same one gives the same verdict in every process.
-                seed = str((sampling.seed or 0) + number)
-                generator = Random("\0".join(["demo judge", seed, *(message.content for message in prompt.messages)]))
-                text = wrong(generator) if generator.random() < self._error_rate else right
-            prompt_tokens = 0 if number else words
-            completions.append(Completion(text, prompt_tokens=prompt_tokens, completion_tokens=len(text.split())))
-        return tuple(completions)
+        text = "This is not of the demo world that this judge knows."  # parsed as no verdict
+        if verdict is not None:
+            right, wrong = verdict
+            # Decided by the request alone: the same one gives the same verdict in every process.
+            seed = str(sampling.seed or 0)
+            generator = Random("\0".join(["demo judge", seed, *(message.content for message in prompt.messages)]))
+            text = wrong(generator) if generator.random() < self._error_rate else right
+        return Completion(text, prompt_tokens=words, completion_tokens=len(text.split()))
 
     async def aclose(self) -> None:
         pass

@@ -331,15 +331,15 @@ _DEMONYM = re.compile(r"[^\W\d_]+(?:an|ish|ese|nch|tch|ss|eek|eli|aqi|ani)\Z")  
 class ExtractiveLLM:
     """Serves prompts of the `reasonrag` format. A pure function of the prompt and the sampling.
 
-    `temperature`, `seed` (None counts as 0) and `n` are honoured; `top_p` and `max_tokens` have no
-    meaning here, as there are no tokens. Token ids and log-probabilities are None; token counts are
+    `temperature` and `seed` (None counts as 0) are honoured; `top_p` and `max_tokens` have no meaning
+    here, as there are no tokens. Token ids and log-probabilities are None; token counts are
     words.
     """
 
     name = "extractive"
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """Return `[n]` completions; sample `i` depends on the prompt, the temperature and `seed + i` only.
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Return a completion, which depends on the prompt, the temperature and the seed only.
 
         Raises:
             LLMError: the prompt is a judge's or of another format.
@@ -355,11 +355,8 @@ class ExtractiveLLM:
                 cause="refused",
             ) from error
         prompt_words = sum(len(message.content.split()) for message in prompt.messages)
-        completions = []
-        for number in range(sampling.n):
-            text = _Reader(view, sampling.temperature, (sampling.seed or 0) + number).write()
-            completions.append(Completion(text, prompt_tokens=prompt_words, completion_tokens=len(text.split())))
-        return tuple(completions)
+        text = _Reader(view, sampling.temperature, sampling.seed or 0).write()
+        return Completion(text, prompt_tokens=prompt_words, completion_tokens=len(text.split()))
 
     async def aclose(self) -> None:
         pass

@@ -137,7 +137,7 @@ class RecordedFormat(ToolCallsFormat):
                 return "rewrite their messages"
             # Read as a server's reply would be: calls and thoughts come in several dialects.
             choice = {"message": call["message"], "finish_reason": call["finish_reason"]}
-            (completion,) = Wire("").completions(json.dumps({"choices": [choice]}).encode(), prompt, Sampling())
+            completion = Wire("").completion(json.dumps({"choices": [choice]}).encode(), prompt, Sampling())
             action = self.parse(completion.text, trajectory.steps)
             if isinstance(action, Malformed):
                 return f"have a step that is no search and no answer ({action.reason})"

@@ -1,11 +1,11 @@
-"""The LLM protocol (a prompt in, completions out, for policies and judges), and code that the backends share."""
+"""The LLM protocol (a prompt in, a completion out, for policies and judges), and code that the backends share."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from reasonrag.core.types import Completion, Prompt
@@ -20,25 +20,17 @@ class Sampling:
     """Sampling parameters of one request.
 
     Args:
-        n: number of completions.
         temperature: 0 is greedy decoding.
         top_p: nucleus mass in (0, 1].
-        max_tokens: upper bound for each completion.
-        seed: random seed of the first completion; completion `i` uses `seed + i`. A backend that honours
-            seeds gives the same text for the same prompt and seed. None lets the backend choose.
+        max_tokens: upper bound.
+        seed: a backend that honours seeds gives the same text for the same prompt and seed. None lets the
+            backend choose.
     """
 
-    n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     max_tokens: int = 512
     seed: int | None = None
-
-    def single(self, index: int) -> Sampling:
-        """Return the parameters that request completion `index` alone."""
-        if self.n == 1 and index == 0:
-            return self
-        return replace(self, n=1, seed=None if self.seed is None else self.seed + index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +60,8 @@ class LLM(Protocol):
         """The model's name in run identities and data sets: no URL, no local path, no secret."""
         ...
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """Return `[n]` independent completions.
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Return a completion of the prompt.
 
         Raises:
             LLMError: no answer after all retries, or the request was refused.

@@ -56,7 +56,7 @@ class JournaledLLM:
     def name(self) -> str:
         return self.inner.name
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         """Return the stored reply, or ask for one and store it first.
 
         Raises:
@@ -71,7 +71,7 @@ class JournaledLLM:
         key = request_key(self.inner.name, self.kind, prompt, keyed_sampling)
         stored = self.journal.call(key, question)
         if stored is not None:
-            return tuple(_decode(completion) for completion in stored)
+            return _decode(stored[0])
         self.journal.admit()
         # A request keeps its slot until its reply is on disk: no more calls than slots are ever paid for
         # and not kept.
@@ -86,18 +86,21 @@ class JournaledLLM:
             for request in answered_requests:
                 request.slots.leave(request, None)
 
-    async def _store(self, key: str, question: str, reply: tuple[Completion, ...]) -> tuple[Completion, ...]:
+    async def _store(self, key: str, question: str, reply: Completion) -> Completion:
         """Store a reply and count it; return it as the journal will."""
         self.answered += 1
-        completions = tuple(map(_as_stored, reply))
-        counts: dict[str, int | None] = {}
-        for name in ("prompt_tokens", "completion_tokens"):
-            known = [count for count in (getattr(completion, name) for completion in reply) if count is not None]
-            counts[name] = sum(known) if known else None
-        self.prompt_tokens += counts["prompt_tokens"] or 0
-        self.completion_tokens += counts["completion_tokens"] or 0
-        await self.journal.put_call(key, self.kind, list(map(_encode, completions)), question=question, **counts)
-        return completions
+        self.prompt_tokens += reply.prompt_tokens or 0
+        self.completion_tokens += reply.completion_tokens or 0
+        completion = _as_stored(reply)
+        await self.journal.put_call(
+            key,
+            self.kind,
+            [_encode(completion)],
+            question=question,
+            prompt_tokens=reply.prompt_tokens,
+            completion_tokens=reply.completion_tokens,
+        )
+        return completion
 
     async def aclose(self) -> None:
         """Close the inner model; the journal stays open."""
@@ -106,9 +109,10 @@ class JournaledLLM:
 
 def request_key(model: str, kind: str, prompt: Prompt, sampling: Sampling) -> str:
     """Return 32 hex digits that identify a request."""
-    # The lengths say where each text ends, so no two requests have the same content.
+    # The lengths say where each text ends, so no two requests have the same content. The 1 is the number of
+    # completions, which is part of the keys of journals that exist.
     shape = (
-        *(model, kind, sampling.n, sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.seed),
+        *(model, kind, 1, sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.seed),
         prompt.stop,
         [(message.role, len(message.content)) for message in prompt.messages],
         [(len(span.text), span.token_ids, span.by_policy) for span in prompt.turn],

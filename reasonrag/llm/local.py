@@ -18,7 +18,7 @@ import select
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -152,8 +152,8 @@ class TransformersLLM:
         # Some models have no such bound, or None there.
         self._context = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """Return `[n]` completions with token ids and logprobs. The prompt's tokens are counted on the first one.
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Return a completion with token ids and logprobs.
 
         Raises:
             LLMError: with cause `refused` (the template rejects the chat), `context_overflow`,
@@ -163,11 +163,9 @@ class TransformersLLM:
         async with self.slots.request(caller.get().priority):
             if self._closed.is_set():
                 raise self._closed_error()
-            rows = self._rows(prompt, sampling)
-            for row in rows:
-                self._queue.put(row)
-            first, *others = await asyncio.gather(*(asyncio.wrap_future(row.future) for row in rows))
-        return (first, *(replace(other, prompt_tokens=0) for other in others))
+            row = self._row(prompt, sampling)
+            self._queue.put(row)
+            return await asyncio.wrap_future(row.future)
 
     async def aclose(self) -> None:
         """End the running batch, fail the waiting requests, and release the model."""
@@ -176,7 +174,7 @@ class TransformersLLM:
         await asyncio.to_thread(self._thread.join, CLOSE_S)
         self.model = None
 
-    def _rows(self, prompt: Prompt, sampling: Sampling) -> list[_Row]:
+    def _row(self, prompt: Prompt, sampling: Sampling) -> _Row:
         try:
             prompt_ids = self.chat.token_ids(prompt)
         except Exception as error:  # templates may raise anything
@@ -187,10 +185,7 @@ class TransformersLLM:
             raise LLMError(f"{self.name}: {problem}", cause="context_overflow")
         max_tokens = min(sampling.max_tokens, room)
         seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
-        rows = []
-        for row_seed in range(seed, seed + sampling.n):
-            rows += [_Row(prompt_ids, sampling, max_tokens, prompt.stop, Random(row_seed))]
-        return rows
+        return _Row(prompt_ids, sampling, max_tokens, prompt.stop, Random(seed))
 
     def _work(self) -> None:
         waiting: list[_Row] = []

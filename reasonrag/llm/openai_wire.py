@@ -23,7 +23,7 @@ _VLLM_EXTRAS: Mapping[str, Any] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-_DROPPABLE = ("seed", "stop", "top_p", "n", "logprobs", "max_tokens", *_VLLM_EXTRAS)
+_DROPPABLE = ("seed", "stop", "top_p", "logprobs", "max_tokens", *_VLLM_EXTRAS)
 _UNSUPPORTED = re.compile(
     r"unknown|unrecogni[sz]ed|unsupported|not supported|does not support|unexpected|not permitted|extra_forbidden"
     r"|not allowed|not implemented|not enabled",
@@ -91,8 +91,6 @@ class Wire:
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,
         }
-        if sampling.n > 1:
-            parameters["n"] = sampling.n
         if sampling.seed is not None:
             parameters["seed"] = sampling.seed
         if prompt.stop:
@@ -115,7 +113,7 @@ class Wire:
         The reply may repeat the prompt as token ids.
         """
         per_token = 1024 if self.logprobs else 256
-        return (1 << 20) + 8 * sent + per_token * sampling.n * sampling.max_tokens
+        return (1 << 20) + 8 * sent + per_token * sampling.max_tokens
 
     def _prompt(self, prompt: Prompt, encoded: Encoded) -> dict[str, Any]:
         if encoded is not None:
@@ -131,13 +129,11 @@ class Wire:
         chat["messages"].append({"role": "assistant", "content": valid_unicode(prompt.prefix)})
         return chat | {"continue_final_message": True, "add_generation_prompt": False}
 
-    def completions(self, payload: bytes, prompt: Prompt, sampling: Sampling, sent: object = None) -> list[Completion]:
-        """Parse at most `n` completions from a reply; fewer if the server ignores `n`.
+    def completion(self, payload: bytes, prompt: Prompt, sampling: Sampling, sent: object = None) -> Completion:
+        """Parse the first completion of a reply.
 
-        The prompt's tokens are counted on the first completion. The tokens of a completion are counted by
-        its ids, or, if the server reports no ids, as an equal share, so that the sums are the server's
-        usage. `sent` is the field `prompt` of the request; ids in it are the prompt's ids, even if the
-        server reports none.
+        Its tokens are counted by its ids, or, if the server reports no ids, by its usage. `sent` is the
+        field `prompt` of the request; ids in it are the prompt's ids, even if the server reports none.
 
         Raises:
             BadReply: the reply is not JSON, has no choices, or reports other prompt ids than the request
@@ -149,22 +145,27 @@ class Wire:
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or not choices:
             raise BadReply(f"the reply is not JSON with choices: {readable(payload)!r}")
-        completions = []
-        for choice in choices[: sampling.n]:
-            if not isinstance(choice, dict):
-                raise BadReply("a choice of the reply is not an object")
-            completion = self._completion(choice, prompt, sampling)
-            prompt_ids = completion.prompt_token_ids or self._ids(reply.get("prompt_token_ids"))
-            if isinstance(sent, list):
-                if prompt_ids is not None and list(prompt_ids) != sent:  # the server has answered a different prompt
-                    raise BadReply(
-                        f"the server read {len(prompt_ids)} token ids that differ from the {len(sent)} of the request"
-                    )
-                prompt_ids = tuple(sent)
-            completions.append(replace(completion, prompt_token_ids=prompt_ids))
-        return _with_usage(completions, reply.get("usage"))
+        if not isinstance(choices[0], dict):
+            raise BadReply("a choice of the reply is not an object")
+        completion = self._sampled(choices[0], prompt, sampling)
+        prompt_ids = completion.prompt_token_ids or self._ids(reply.get("prompt_token_ids"))
+        if isinstance(sent, list):
+            if prompt_ids is not None and list(prompt_ids) != sent:  # the server has answered a different prompt
+                raise BadReply(
+                    f"the server read {len(prompt_ids)} token ids that differ from the {len(sent)} of the request"
+                )
+            prompt_ids = tuple(sent)
+        usage = reply.get("usage")
+        totals = usage if isinstance(usage, dict) else {}
+        written = _count(totals.get("completion_tokens"))
+        return replace(
+            completion,
+            prompt_token_ids=prompt_ids,
+            prompt_tokens=_count(totals.get("prompt_tokens")),
+            completion_tokens=written if completion.token_ids is None else len(completion.token_ids),
+        )
 
-    def _completion(self, choice: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> Completion:
+    def _sampled(self, choice: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> Completion:
         completion_tokens = self._text(choice)
         finish_reason = _FINISH.get(str(choice.get("finish_reason")), FinishReason.OTHER)
         text = cut_at_stop(completion_tokens, prompt.stop)
@@ -282,21 +283,6 @@ def _logprobs(value: object) -> tuple[float, ...] | None:
         return None
     logprobs = [number for number in map(as_finite, numbers) if number is not None and number <= _ROUNDING]
     return tuple(logprobs) if len(logprobs) == len(numbers) else None
-
-
-def _with_usage(completions: list[Completion], usage: object) -> list[Completion]:
-    totals = usage if isinstance(usage, dict) else {}
-    prompt_tokens, completion_tokens = _count(totals.get("prompt_tokens")), _count(totals.get("completion_tokens"))
-    # Choices share what the server counts; the first ones get the tokens that cannot be divided.
-    have_ids = all(completion.token_ids is not None for completion in completions)
-    counted = []
-    for following, completion in zip(range(len(completions))[::-1], completions, strict=True):
-        written_here = None if completion_tokens is None else (completion_tokens + following) // len(completions)
-        if have_ids:
-            written_here = len(completion.token_ids or ())
-        counted.append(replace(completion, prompt_tokens=prompt_tokens, completion_tokens=written_here))
-        prompt_tokens = prompt_tokens and 0  # the prompt is counted on the first completion
-    return counted
 
 
 def rejected_parameter(payload: bytes, parameters: Mapping[str, Any]) -> str | None:

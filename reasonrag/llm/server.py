@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -67,8 +66,8 @@ class ServerLLM:
 
     Attributes:
         slots: the requests in flight at the servers.
-        dropped: parameters that requests omit, as the server refused or ignored (`n`) them. Without
-            `seed`, samples cannot be reproduced; without `n`, each sample is a separate request.
+        dropped: parameters that requests omit, as the server refused them. Without `seed`, samples cannot
+            be reproduced.
     """
 
     def __init__(
@@ -134,24 +133,15 @@ class ServerLLM:
         self._encoder = Worker(f"the tokenizer of {self.name}") if self._wire.encode else None
         self._open: aiohttp.ClientSession | None = None
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """Return `[n]` completions. The prompt's tokens are counted on the first one of each request.
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Return a completion.
 
         Raises:
             LLMError: with cause `refused`, `context_overflow`, `http_429`, `unreachable`, `timeout` or
                 `bad_reply`.
         """
-        # Encoded once: all samples of a prompt share it.
-        encoded = await self._encoded(prompt)
-        completions: list[Completion] = []
-        if sampling.n == 1 or "n" not in self.dropped:
-            completions = await self._request(prompt, encoded, sampling)
-            if len(completions) == sampling.n:
-                return tuple(completions)
-            self._drop("n")  # the server has answered with fewer choices
-        missing = [sampling.single(index) for index in range(len(completions), sampling.n)]
-        replies = await asyncio.gather(*(self._request(prompt, encoded, single) for single in missing))
-        return (*completions, *(reply[0] for reply in replies))
+        send = partial(self._send, prompt, await self._encoded(prompt), sampling)
+        return await self._addresses.ask(send, priority=caller.get().priority, question=caller.get().question)
 
     async def check(self) -> ServedModel | None:
         """Return how the first server lists the model; None if it does not list it. All servers have to answer.
@@ -253,13 +243,9 @@ class ServerLLM:
             return None
         return await self._encoder.call(self._wire.encode, prompt)
 
-    async def _request(self, prompt: Prompt, encoded: Encoded, sampling: Sampling) -> list[Completion]:
-        send = partial(self._send, prompt, encoded, sampling)
-        return await self._addresses.ask(send, priority=caller.get().priority, question=caller.get().question)
-
     async def _send(
         self, prompt: Prompt, encoded: Encoded, sampling: Sampling, request: Request, url: str, left_s: float
-    ) -> list[Completion]:
+    ) -> Completion:
         """Send a request once, and again at once for each parameter that the server turns out not to know."""
         parameters = self._wire.body(prompt, encoded, sampling, self.dropped)
         request_body = json.dumps(parameters).encode()
@@ -268,11 +254,11 @@ class ServerLLM:
         status = reply.status
         if status == 200:
             try:
-                completions = self._wire.completions(payload, prompt, sampling, parameters.get("prompt"))
+                completion = self._wire.completion(payload, prompt, sampling, parameters.get("prompt"))
             except BadReply as error:
                 raise Unavailable(self._shown(str(error).encode()), cause="bad_reply") from error
-            request.tokens = sum(completion.completion_tokens or 1 for completion in completions)
-            return completions
+            request.tokens = completion.completion_tokens or 1
+            return completion
         message = f"HTTP {status}: {self._shown(payload, status)}"
         # 409: hosted servers that are loading the model; the quota is OpenAI's `type` of each limit of
         # money.
@@ -284,15 +270,14 @@ class ServerLLM:
         if status in (400, 413, 422) and overflows_context(payload.decode("utf-8", "replace")):
             raise LLMError(f"{self.name}: {message}", cause="context_overflow")
         if status in (400, 422) and (parameter := rejected_parameter(payload, parameters)):
-            self._drop(parameter)
+            if parameter not in self.dropped:
+                self.dropped.add(parameter)
+                log.warning(
+                    "the server refuses a parameter; later requests omit it", llm=self.name, parameter=parameter
+                )
             # This ends: a dropped parameter is not sent again.
             return await self._send(prompt, encoded, sampling, request, url, left_s)
         raise LLMError(f"{self.name}: {message}", cause="refused")
-
-    def _drop(self, parameter: str) -> None:
-        if parameter not in self.dropped:
-            self.dropped.add(parameter)
-            log.warning("the server refuses a parameter; later requests omit it", llm=self.name, parameter=parameter)
 
     def _shown(self, payload: bytes, status: int = 200) -> str:
         return readable(payload, self._key) + about_key(status, bool(self._key), self._key_env)

@@ -21,8 +21,7 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 class VLLMEngine:
     """A model in vLLM, which forms batches and bounds its concurrency. Use it in one event loop.
 
-    Seeded samples are reproducible on the same hardware and in the same batch; sample `i` has the seed
-    `seed + i`.
+    Seeded samples are reproducible on the same hardware and in the same batch.
     """
 
     commit: str | None = None  # of a model from the Hub
@@ -69,8 +68,8 @@ class VLLMEngine:
             self._engine: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(model=path_or_name, **settings))
         self.slots = Slots(2 * self._engine.vllm_config.scheduler_config.max_num_seqs)
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """Return `[n]` completions with token ids; logprobs only if `top_p` is 1, as vLLM normalises over the nucleus.
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Return a completion with token ids; logprobs only if `top_p` is 1, as vLLM normalises over the nucleus.
 
         Raises:
             LLMError: with cause `context_overflow`, `engine` (any other failure of vLLM) or `closed`.
@@ -81,7 +80,6 @@ class VLLMEngine:
         if self._engine is None:
             raise LLMError(f"{self.name} is closed", cause="closed")
         params = SamplingParams(
-            n=sampling.n,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             max_tokens=sampling.max_tokens,
@@ -101,7 +99,7 @@ class VLLMEngine:
         except Exception as error:
             cause = "context_overflow" if overflows_context(str(error)) else "engine"
             raise LLMError(f"{self.name}: {type(error).__name__}", quoting=error, cause=cause) from error
-        return completions(final, prompt.stop, exact_logprobs=sampling.top_p >= 1.0)
+        return completion(final, prompt.stop, exact_logprobs=sampling.top_p >= 1.0)
 
     async def aclose(self) -> None:
         """Stop the engine and free the device."""
@@ -110,8 +108,8 @@ class VLLMEngine:
             engine.shutdown()
 
 
-def completions(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> tuple[Completion, ...]:
-    """Return `[n]` completions of a `RequestOutput` of vLLM. The prompt's tokens are counted on the first one.
+def completion(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> Completion:
+    """Return the completion of a `RequestOutput` of vLLM.
 
     Raises:
         LLMError: the engine ended the request without an output.
@@ -119,18 +117,16 @@ def completions(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> 
     if output is None or not output.outputs:
         raise LLMError("vLLM ended a request without an output", cause="engine")
     prompt_ids = tuple(output.prompt_token_ids or ())
-    finished = []
-    for index, choice in enumerate(sorted(output.outputs, key=lambda c: c.index)):
-        token_ids = tuple(choice.token_ids)
-        text = cut_at_stop(choice.text, stop) or choice.text
-        finish_reason = _FINISH.get(choice.finish_reason, FinishReason.OTHER)
-        logprobs = None
-        if exact_logprobs and choice.logprobs is not None and len(choice.logprobs) == len(token_ids):
-            steps = zip(choice.logprobs, token_ids, strict=True)
-            logprobs = tuple(float(alternatives[token].logprob) for alternatives, token in steps)
-        counts = (0 if index else len(prompt_ids), len(token_ids), 0 if index else output.num_cached_tokens)
-        finished.append(Completion(text, finish_reason, token_ids, logprobs, prompt_ids, *counts))
-    return tuple(finished)
+    choice = output.outputs[0]
+    token_ids = tuple(choice.token_ids)
+    text = cut_at_stop(choice.text, stop) or choice.text
+    finish_reason = _FINISH.get(choice.finish_reason, FinishReason.OTHER)
+    logprobs = None
+    if exact_logprobs and choice.logprobs is not None and len(choice.logprobs) == len(token_ids):
+        steps = zip(choice.logprobs, token_ids, strict=True)
+        logprobs = tuple(float(alternatives[token].logprob) for alternatives, token in steps)
+    counts = (len(prompt_ids), len(token_ids), output.num_cached_tokens)
+    return Completion(text, finish_reason, token_ids, logprobs, prompt_ids, *counts)
 
 
 def open_vllm(address: ModelAddress, config: ModelConfig) -> VLLMEngine:

@@ -172,7 +172,7 @@ class _Detection:
     async def _answer(self, query: str) -> str:
         instruction = Message("system", self.judge.prompts.text("hiprag/direct"))
         prompt = Prompt((instruction, Message("user", quotable(query))))
-        (reply,) = await self.policy.complete(prompt, self.sampling)
+        reply = await self.policy.complete(prompt, self.sampling)
         return str(reply.text).strip()
 
 

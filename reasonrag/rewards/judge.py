@@ -116,7 +116,7 @@ class JudgeService:
             if attempt >= 2:  # a greedy judge would repeat its second reply
                 temperature = max(temperature, 1.0)
             sampling = replace(self.sampling, temperature=temperature, seed=derive_seed(seed, attempt))
-            (reply,) = await self.llm.complete(reminded if attempt else prompt, sampling)
+            reply = await self.llm.complete(reminded if attempt else prompt, sampling)
             verdict = contract.read(reply.text)
             if verdict is not None:
                 return verdict

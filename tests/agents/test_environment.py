@@ -105,9 +105,9 @@ class _Cut:
     async def complete(self, prompt: Prompt, sampling: Sampling) -> Any:
         from reasonrag.llm.openai_wire import Wire
 
-        (completion,) = await self.llm.complete(prompt, sampling)
+        completion = await self.llm.complete(prompt, sampling)
         choice = {"message": {"content": completion.text}, "finish_reason": "stop"}
-        return Wire("m").completions(json.dumps({"choices": [choice]}).encode(), prompt, sampling)
+        return Wire("m").completion(json.dumps({"choices": [choice]}).encode(), prompt, sampling)
 
     async def aclose(self) -> None:
         pass

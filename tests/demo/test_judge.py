@@ -122,21 +122,6 @@ def test_a_question_of_no_demo_world_has_no_verdict():
     assert evaluation.value is None
 
 
-def test_samples_of_one_request_are_those_of_their_own_seeds():
-    question = of_kind("bridge")
-    judge = DemoJudge(error_rate=0.5)
-    fields = {
-        "Question": question.question,
-        "Golden answers": question.golden_answers[0],
-        "Steps so far": hops(question),
-    }
-    prompt = ProcessJudge(judge, PromptSet.find()).service.prompt("process", fields)
-    together = asyncio.run(judge.complete(prompt, Sampling(n=8, seed=3)))
-    alone = [asyncio.run(judge.complete(prompt, Sampling(seed=3 + i)))[0].text for i in range(8)]
-    assert [completion.text for completion in together] == alone
-    assert len(set(alone)) > 1
-
-
 def test_a_policys_prompt_is_refused():
     for prompt in (demo_format().prompt(TRAIN[0], ()), Prompt((Message("user", ""),))):
         with pytest.raises(LLMError, match="only answer the prompts of judges"):

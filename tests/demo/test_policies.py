@@ -90,7 +90,7 @@ def greedy(llm, prompts):
     async def complete():
         return await asyncio.gather(*(llm.complete(prompt, sampling) for prompt in prompts))
 
-    return [completion.text for (completion,) in asyncio.run(complete())]
+    return [completion.text for completion in asyncio.run(complete())]
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def extractive_reply(request: Row) -> str:
     try:
         answering.send(None)  # it never waits for anything
     except StopIteration as answered:
-        return str(answered.value[0].text)
+        return str(answered.value.text)
     raise AssertionError("the extractive policy waited for something")
 
 

@@ -113,7 +113,7 @@ class DemoServer(FakeOpenAI):
         messages = tuple(Message(m["role"], m["content"]) for m in body["messages"])
         sampling = Sampling(temperature=body["temperature"], max_tokens=body["max_tokens"])
         prompt = Prompt(messages, stop=tuple(body.get("stop", ())))
-        (completion,) = self._asking.submit(self._answers.run, self._llm.complete(prompt, sampling)).result()
+        completion = self._asking.submit(self._answers.run, self._llm.complete(prompt, sampling)).result()
         return completion.text
 
 

@@ -29,7 +29,6 @@ class FakeOpenAI(Stub):
         *,
         models: tuple[str | dict[str, Any], ...] | None = ("fake",),
         serves_unlisted: bool = False,
-        ignores_n: bool = False,
         ignores_stop: bool = False,
         strict: tuple[str, ...] = (),
         latency_s: float = 0.0,
@@ -38,12 +37,11 @@ class FakeOpenAI(Stub):
         """Plan the server.
 
         Args:
-            reply: request to text. Called once per choice, with that choice's `seed`.
+            reply: request to text.
             faults: one per request from the first on, and good answers follow; or a script of them.
             models: listed under `/v1/models`, by name or as a whole entry, others are refused; None is a server without
                 that route, which takes any.
             serves_unlisted: takes any model all the same.
-            ignores_n: answers with one choice whatever was asked for.
             ignores_stop: writes on after the stop strings.
             strict: parameters refused with status 400.
             latency_s: before every answer and every fault.
@@ -53,7 +51,7 @@ class FakeOpenAI(Stub):
         self._any_model = models is None or serves_unlisted
         self._entries = [entry if isinstance(entry, dict) else {"id": entry} for entry in models or ()]
         self.looks = 0  # at the list of models
-        self._ignores_n, self._ignores_stop, self._strict = ignores_n, ignores_stop, strict
+        self._ignores_stop, self._strict = ignores_stop, strict
         self._edit = edit
         super().__init__(faults, latency_s=latency_s)
 
@@ -80,19 +78,13 @@ class FakeOpenAI(Stub):
         return web.json_response(answer)
 
     def _good(self, body: dict[str, Any]) -> dict[str, Any]:
-        n = 1 if self._ignores_n else body.get("n", 1)
-        choices, written = [], 0
-        for index in range(n):
-            seed = body.get("seed")
-            text = self._reply({**body, "seed": None if seed is None else seed + index})
-            written += len(text.split())
-            reason = "length"
-            if not self._ignores_stop:
-                ends = [text.find(mark) for mark in body.get("stop") or [] if mark in text]
-                text, reason = (text[: min(ends)], "stop") if ends else (text, "stop")
-            chat = "messages" in body
-            content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-            choices.append({"index": index, "finish_reason": reason, **content})
+        text = self._reply(body)
         asked = json.dumps(body.get("messages") or body.get("prompt"))
-        usage = {"prompt_tokens": len(asked.split()), "completion_tokens": written}
-        return {"object": "chat.completion", "model": body.get("model"), "choices": choices, "usage": usage}
+        usage = {"prompt_tokens": len(asked.split()), "completion_tokens": len(text.split())}
+        reason = "length"
+        if not self._ignores_stop:
+            ends = [text.find(mark) for mark in body.get("stop") or [] if mark in text]
+            text, reason = (text[: min(ends)], "stop") if ends else (text, "stop")
+        content = {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}
+        choice = {"index": 0, "finish_reason": reason, **content}
+        return {"object": "chat.completion", "model": body.get("model"), "choices": [choice], "usage": usage}

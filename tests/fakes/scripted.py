@@ -25,8 +25,8 @@ class ScriptedLLM:
         """Take the script.
 
         Args:
-            replies: one reply per sample in order: a text, a `Completion`, or an exception to raise. Or a pure function
-                of prompt and sampling, called once per sample with `n=1` and the seed of that sample.
+            replies: one reply per request in order: a text, a `Completion`, or an exception to raise. Or a pure
+                function of prompt and sampling.
             name: name in run identities.
         """
         self.name = name
@@ -35,27 +35,24 @@ class ScriptedLLM:
         self._function = replies if callable(replies) else None
         self._script = iter(()) if callable(replies) else iter(tuple(replies))
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """Return `[n]` replies. Tokens are blank-separated words; the prompt's are counted on the first sample.
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Return the next reply. Tokens are blank-separated words.
 
         Raises:
             LLMError: the script has ended (`script_exhausted`).
         """
         self.prompts.append(prompt)
         self.samplings.append(sampling)
-        return tuple(self._completion(prompt, sampling, index) for index in range(sampling.n))
-
-    async def aclose(self) -> None:
-        """Do nothing: there is nothing to release."""
-
-    def _completion(self, prompt: Prompt, sampling: Sampling, index: int) -> Completion:
-        reply = self._reply(prompt, sampling.single(index))
+        reply = self._reply(prompt, sampling)
         if isinstance(reply, Exception):
             raise reply
         if isinstance(reply, Completion):
             return reply
         shown = " ".join([*(message.content for message in prompt.messages), prompt.prefix])
-        return Completion(reply, prompt_tokens=0 if index else len(shown.split()), completion_tokens=len(reply.split()))
+        return Completion(reply, prompt_tokens=len(shown.split()), completion_tokens=len(reply.split()))
+
+    async def aclose(self) -> None:
+        """Do nothing: there is nothing to release."""
 
     def _reply(self, prompt: Prompt, sampling: Sampling) -> Reply:
         if self._function is not None:

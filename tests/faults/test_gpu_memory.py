@@ -69,16 +69,16 @@ def roomy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def answers(llm: Any, prompts: Sequence[Prompt]) -> list[tuple[Completion, ...] | BaseException]:
-    async def together() -> list[tuple[Completion, ...] | BaseException]:
+def answers(llm: Any, prompts: Sequence[Prompt]) -> list[Completion | BaseException]:
+    async def together() -> list[Completion | BaseException]:
         return await asyncio.gather(*(llm.complete(prompt, GREEDY) for prompt in prompts), return_exceptions=True)
 
     return asyncio.run(together())
 
 
-def said(made: Sequence[tuple[Completion, ...] | BaseException]) -> list[Any]:
+def said(made: Sequence[Completion | BaseException]) -> list[Any]:
     """The ids of each answer, or why there is none."""
-    return [each[0].token_ids if isinstance(each, tuple) else getattr(each, "cause", repr(each)) for each in made]
+    return [each.token_ids if isinstance(each, Completion) else getattr(each, "cause", repr(each)) for each in made]
 
 
 @pytest.mark.fault(

@@ -37,9 +37,9 @@ def hanging_thread(config: Any) -> TransformersLLM:
 class BlockingLLM(ScriptedLLM):
     """A plug-in that waits on the event loop instead of beside it."""
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         time.sleep(86_400)  # noqa: ASYNC251
-        return ()
+        return await super().complete(prompt, sampling)
 
 
 def blocking(config: Any) -> BlockingLLM:

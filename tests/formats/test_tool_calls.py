@@ -148,9 +148,9 @@ class Sampled(ScriptedLLM):
         self.chat = chat
 
     async def complete(self, prompt, sampling):
-        (said,) = await super().complete(prompt, sampling)
+        said = await super().complete(prompt, sampling)
         ids = (*self.chat.encode(said.text), self.chat.end_of_turn)
-        return (Completion(said.text, FinishReason.STOP, ids, (-1.0,) * len(ids), self.chat.token_ids(prompt)),)
+        return Completion(said.text, FinishReason.STOP, ids, (-1.0,) * len(ids), self.chat.token_ids(prompt))
 
 
 def test_each_message_is_trained_on_as_it_was_sampled_after_what_was_read(base):
@@ -181,8 +181,8 @@ def test_the_forced_answer_is_asked_without_a_function():
 def test_a_message_that_was_cut_off_is_no_answer():
     class Cut(ScriptedLLM):
         async def complete(self, prompt, sampling):
-            (said,) = await super().complete(prompt, sampling)
-            return (Completion(said.text, FinishReason.LENGTH),)
+            said = await super().complete(prompt, sampling)
+            return Completion(said.text, FinishReason.LENGTH)
 
     engine = Engine(Cut(["It was"] * 2), ToyRetriever(), FORMATS["tool_calls"](), max_steps=2)
     (trajectory,) = asyncio.run(engine.run([Trajectory(QUESTION)], seeds=[0]))

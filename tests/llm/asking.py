@@ -16,11 +16,11 @@ OTHERS = [Prompt((Message("user", "The river runs through the old town. " * coun
 SAMPLING = Sampling(max_tokens=24, seed=11)
 
 
-def ask(llm: TransformersLLM, prompt: Prompt = PROMPT, sampling: Sampling = SAMPLING) -> tuple[Completion, ...]:
+def ask(llm: TransformersLLM, prompt: Prompt = PROMPT, sampling: Sampling = SAMPLING) -> Completion:
     return asyncio.run(llm.complete(prompt, sampling))
 
 
-def ask_together(llm: TransformersLLM, requests: list[tuple[Prompt, Sampling]]) -> list[tuple[Completion, ...]]:
+def ask_together(llm: TransformersLLM, requests: list[tuple[Prompt, Sampling]]) -> list[Completion]:
     async def run():
         return await asyncio.gather(*(llm.complete(prompt, sampling) for prompt, sampling in requests))
 

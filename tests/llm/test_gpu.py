@@ -36,11 +36,7 @@ def ask(device: str, *samplings: Sampling, prompt: Prompt = PROMPT) -> list[Comp
 
     async def run() -> list[Completion]:
         async with aclosing(llm):
-            return [
-                c
-                for completions in await asyncio.gather(*(llm.complete(prompt, s) for s in samplings))
-                for c in completions
-            ]
+            return await asyncio.gather(*(llm.complete(prompt, sampling) for sampling in samplings))
 
     return asyncio.run(run())
 
@@ -71,7 +67,7 @@ def open_turn(chat: ChatTemplate) -> Prompt:
 def completed(llm: LLM, prompt: Prompt, sampling: Sampling) -> Completion:
     async def run() -> Completion:
         async with aclosing(llm):
-            return (await llm.complete(prompt, sampling))[0]
+            return await llm.complete(prompt, sampling)
 
     return asyncio.run(run())
 

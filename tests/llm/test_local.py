@@ -28,20 +28,12 @@ def biased_llm(tiny_model: Path):
 
 
 def test_the_same_seed_gives_the_same_text_alone_and_among_others(tiny_llm):
-    (alone,) = ask(tiny_llm)
+    alone = ask(tiny_llm)
     crowd = [(prompt, Sampling(max_tokens=7 + 5 * i, temperature=0.3 * i, seed=i)) for i, prompt in enumerate(OTHERS)]
-    (together,), *_ = ask_together(tiny_llm, [(PROMPT, SAMPLING), *crowd])
+    together, *_ = ask_together(tiny_llm, [(PROMPT, SAMPLING), *crowd])
     assert together.token_ids == alone.token_ids
     assert together.text == alone.text
     assert together.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
-
-
-def test_sample_i_of_n_is_the_sample_of_seed_plus_i(tiny_llm):
-    four = ask(tiny_llm, sampling=Sampling(n=4, max_tokens=24, seed=11))
-    singly = [ask(tiny_llm, sampling=Sampling(max_tokens=24, seed=11 + i))[0].text for i in range(4)]
-    assert [completion.text for completion in four] == singly
-    assert len(set(singly)) == 4
-    assert [completion.prompt_tokens for completion in four] == [len(four[0].prompt_token_ids), 0, 0, 0]
 
 
 @pytest.mark.fault(
@@ -63,23 +55,23 @@ def test_a_policy_with_nan_weights_says_which(tiny_model, figure):
 
 def test_global_random_state_is_neither_read_nor_changed(tiny_llm):
     torch.manual_seed(1)
-    (first,) = ask(tiny_llm)
+    first = ask(tiny_llm)
     drawn = torch.rand(1)
     torch.manual_seed(1)
     assert torch.equal(drawn, torch.rand(1))
-    assert ask(tiny_llm)[0] == first
+    assert ask(tiny_llm) == first
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.7])
 def test_logprobs_are_those_of_a_plain_forward_pass_at_the_sampling_temperature(tiny_llm, temperature):
     requests = [(prompt, Sampling(temperature=temperature, top_p=0.8, max_tokens=20, seed=1)) for prompt in OTHERS]
-    for (completion,) in ask_together(tiny_llm, requests):
+    for completion in ask_together(tiny_llm, requests):
         assert len(completion.logprobs) == len(completion.token_ids) == completion.completion_tokens
         assert_logprobs_are_real(tiny_llm.model, completion, temperature or 1.0)
 
 
 def test_greedy_is_what_generate_writes(tiny_llm):
-    (completion,) = ask(tiny_llm, sampling=Sampling(temperature=0.0, max_tokens=24, seed=5))
+    completion = ask(tiny_llm, sampling=Sampling(temperature=0.0, max_tokens=24, seed=5))
     ids = torch.tensor([completion.prompt_token_ids])
     with torch.no_grad():
         law = {"do_sample": False, "repetition_penalty": 1.0, "max_new_tokens": 24}
@@ -90,7 +82,8 @@ def test_greedy_is_what_generate_writes(tiny_llm):
 
 
 def test_samples_follow_the_distribution_of_the_model(tiny_llm):
-    drawn = ask(tiny_llm, sampling=Sampling(n=2000, max_tokens=1, temperature=0.5, seed=0))
+    samplings = [Sampling(max_tokens=1, temperature=0.5, seed=seed) for seed in range(2000)]
+    drawn = ask_together(tiny_llm, [(PROMPT, sampling) for sampling in samplings])
     counts = Counter(completion.token_ids[0] for completion in drawn)
     probabilities = forward(tiny_llm.model, drawn[0], 0.5)[0].exp()
     for token in probabilities.topk(5).indices.tolist():
@@ -99,7 +92,7 @@ def test_samples_follow_the_distribution_of_the_model(tiny_llm):
 
 
 def test_top_p_keeps_the_smallest_nucleus(tiny_llm):
-    drawn = ask(tiny_llm, sampling=Sampling(n=500, max_tokens=1, top_p=0.3, seed=0))
+    drawn = ask_together(tiny_llm, [(PROMPT, Sampling(max_tokens=1, top_p=0.3, seed=seed)) for seed in range(500)])
     ordered = forward(tiny_llm.model, drawn[0])[0].exp().sort(descending=True)
     size = int((ordered.values.cumsum(0) < 0.3).sum()) + 1
     assert {completion.token_ids[0] for completion in drawn} == set(ordered.indices[:size].tolist())
@@ -127,8 +120,8 @@ def test_a_draw_hits_the_word_at_which_the_probabilities_exceed_it():
 
 def test_rows_of_one_batch_keep_their_own_settings(tiny_llm):
     greedy, short = Sampling(temperature=0.0, max_tokens=24), Sampling(max_tokens=3, seed=1)
-    (a,), (b,), (c,) = ask_together(tiny_llm, [(PROMPT, greedy), (PROMPT, short), (PROMPT, SAMPLING)])
-    assert a.token_ids == ask(tiny_llm, sampling=greedy)[0].token_ids
+    a, b, c = ask_together(tiny_llm, [(PROMPT, greedy), (PROMPT, short), (PROMPT, SAMPLING)])
+    assert a.token_ids == ask(tiny_llm, sampling=greedy).token_ids
     assert (len(b.token_ids), b.finish_reason) == (3, FinishReason.LENGTH)
     assert len(c.token_ids) == 24
 
@@ -159,8 +152,8 @@ def test_rows_of_one_prompt_share_it_and_leave_the_batch_when_they_are_done(kind
     with llm.lent(model):
         together = ask_together(llm, requests)
         assert shapes[0][0] == 2 and shapes[1][0] == 6 and shapes[-1][0] == 1
-        for (completion,), request in zip(together, requests, strict=True):
-            (alone,) = ask(llm, *request)
+        for completion, request in zip(together, requests, strict=True):
+            alone = ask(llm, *request)
             assert completion.token_ids == alone.token_ids
             assert completion.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
     asyncio.run(llm.aclose())
@@ -175,10 +168,10 @@ def mark_across_tokens(llm: TransformersLLM, completion: Completion) -> str:
 
 def test_a_stop_string_ends_its_row_and_no_other(tiny_llm):
     greedy = Sampling(temperature=0.0, max_tokens=24)
-    (free,) = ask(tiny_llm, sampling=greedy)
+    free = ask(tiny_llm, sampling=greedy)
     mark = mark_across_tokens(tiny_llm, free)
     stopping = Prompt(PROMPT.messages, stop=("never written", mark))
-    (stopped,), (whole,) = ask_together(tiny_llm, [(stopping, greedy), (PROMPT, greedy)])
+    stopped, whole = ask_together(tiny_llm, [(stopping, greedy), (PROMPT, greedy)])
     assert stopped.text == free.text[: free.text.index(mark) + len(mark)]
     assert stopped.finish_reason is FinishReason.STOP
     count = len(stopped.token_ids)
@@ -196,7 +189,7 @@ def test_an_end_token_is_kept_though_it_is_the_padding_too(biased_llm):
     end = llm.chat.tokenizer.eos_token_id
     assert end == llm.chat.tokenizer.pad_token_id
     bias[end] = 5.0
-    rows = ask(llm, sampling=Sampling(n=8, max_tokens=60, seed=0))
+    rows = ask_together(llm, [(PROMPT, Sampling(max_tokens=60, seed=seed)) for seed in range(8)])
     ended = [row for row in rows if row.finish_reason is FinishReason.STOP]
     assert len({len(row.token_ids) for row in ended}) > 1  # rows that were done waited for longer ones
     for row in ended:
@@ -213,7 +206,7 @@ def test_a_prompt_that_fills_the_context_is_an_error_for_its_caller_alone(tiny_l
         calls = (tiny_llm.complete(prompt, SAMPLING) for prompt in (long, PROMPT))
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    refused, (answered,) = asyncio.run(run())
+    refused, answered = asyncio.run(run())
     assert isinstance(refused, LLMError) and refused.cause == "context_overflow"
     assert len(answered.token_ids) == 24
 

@@ -43,7 +43,7 @@ def test_errors_of_the_model_reach_every_caller_and_the_worker_lives_on(tiny_mod
     failures = asyncio.run(run())
     assert [failure.cause for failure in failures] == [cause] * 3
     hook.remove()
-    assert len(ask(llm)[0].token_ids) == 24
+    assert len(ask(llm).token_ids) == 24
     asyncio.run(llm.aclose())
 
 
@@ -56,8 +56,8 @@ def test_cancelled_callers_do_not_harm_the_others(tiny_llm):
         return await asyncio.gather(*calls, return_exceptions=True)
 
     results = asyncio.run(run())
-    assert all(len(result[0].token_ids) == 40 for result in results[1::2])
-    assert len(ask(tiny_llm)[0].token_ids) == 24
+    assert all(len(result.token_ids) == 40 for result in results[1::2])
+    assert len(ask(tiny_llm).token_ids) == 24
 
 
 def test_closing_ends_what_is_running_and_fails_what_waits(tiny_model):

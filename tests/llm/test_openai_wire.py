@@ -24,7 +24,7 @@ def read(choice: dict[str, Any] | None = None, vocabulary: int = MOST_TOKENS, **
     message = {"message": {"content": "ok"}, "finish_reason": "stop"}
     raw = json.dumps({"choices": [message | (choice or {})], **reply}).encode()
     prompt = Prompt((Message("user", "?"),))
-    (completion,) = Wire("m", logprobs=True, vocabulary=vocabulary).completions(raw, prompt, Sampling(temperature=1.0))
+    completion = Wire("m", logprobs=True, vocabulary=vocabulary).completion(raw, prompt, Sampling(temperature=1.0))
     assert completion.text == "ok"
     return completion
 

@@ -32,7 +32,7 @@ class Server(FakeOpenAI):
 async def ask(llm: ServerLLM, question: str, calls: int, replied: Callable[[str, str], None]) -> None:
     caller.set(Caller(question))
     for _ in range(calls):
-        (reply,) = await llm.complete(PROMPT, Sampling())
+        reply = await llm.complete(PROMPT, Sampling())
         replied(question, reply.text)
 
 
@@ -64,7 +64,7 @@ def test_a_stop_ends_waits_for_retries_and_lets_what_was_sent_end(status, tmp_pa
     with Server() as server:
         server.script = script
         journal = Journal(tmp_path / "journal.sqlite")
-        assert asyncio.run(main(server, journal)) == {"tuple": 1, "Interrupted": 299}
+        assert asyncio.run(main(server, journal)) == {"Completion": 1, "Interrupted": 299}
         journal.close()
 
 

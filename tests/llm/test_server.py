@@ -19,7 +19,7 @@ PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who directed J
 KEY = "sk-very-secret-0123456789"
 
 
-def ask(server: FakeOpenAI, prompt: Prompt = PROMPT, sampling: Sampling | None = None, **settings) -> list[Completion]:
+def ask(server: FakeOpenAI, prompt: Prompt = PROMPT, sampling: Sampling | None = None, **settings) -> Completion:
     return asyncio.run(asked(server, [prompt], sampling or Sampling(seed=7), **settings))[0]
 
 
@@ -40,8 +40,7 @@ def answered(
 ) -> Completion:
     """The completion of a server that writes `text` and edits its answer."""
     with FakeOpenAI(lambda request: text, edit=edit, ignores_stop=ignores_stop) as server:
-        (completion,) = ask(server, **settings)
-    return completion
+        return ask(server, **settings)
 
 
 def with_choice(**values):
@@ -51,7 +50,7 @@ def with_choice(**values):
 
 def test_everything_that_was_asked_for_is_sent():
     with FakeOpenAI() as server:
-        ask(server, sampling=Sampling(n=2, temperature=0.7, top_p=0.9, max_tokens=33, seed=5), api_key=KEY)
+        ask(server, sampling=Sampling(temperature=0.7, top_p=0.9, max_tokens=33, seed=5), api_key=KEY)
     (body,) = server.requests
     assert body == {
         "model": "fake",
@@ -60,7 +59,6 @@ def test_everything_that_was_asked_for_is_sent():
         "top_p": 0.9,
         "max_tokens": 33,
         "seed": 5,
-        "n": 2,
         "stop": ["</query>", "</answer>"],
     }
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
@@ -86,7 +84,7 @@ def test_a_text_ends_with_the_stop_string_that_ended_it(written, settings, read,
 def test_a_closing_tag_is_restored_for_a_tag_that_the_open_turn_began():
     prompt = Prompt(PROMPT.messages, turn=(Span("<query>"),), stop=("</query>",))
     with FakeOpenAI(lambda request: "Jaws</query>") as server:
-        (completion,) = ask(server, prompt)
+        completion = ask(server, prompt)
     assert completion.text == "Jaws</query>"
     assert server.requests[0]["messages"][-1] == {"role": "assistant", "content": "<query>"}
     assert server.requests[0]["continue_final_message"] is True
@@ -112,7 +110,7 @@ def test_a_quota_that_is_spent_is_refused_at_once():
 )
 def test_passing_trouble_is_overcome(faults):
     with FakeOpenAI(faults=faults) as server:
-        (completion,) = ask(server)
+        completion = ask(server)
     assert completion.text == "ok"
     assert len(server.requests) == len(faults) + 1
 
@@ -156,7 +154,7 @@ def test_redirects_are_not_followed():
 def test_unknown_parameters_are_dropped_once_also_by_calls_in_flight():
     async def run(server):
         async with aclosing(ServerLLM(server.base_url, "fake", backoff_s=0.01, max_retries=0)) as llm:
-            texts = [(await llm.complete(PROMPT, Sampling(seed=1)))[0].text for _ in range(3)]
+            texts = [(await llm.complete(PROMPT, Sampling(seed=1))).text for _ in range(3)]
             return texts, llm.dropped
 
     with FakeOpenAI(lambda request: "<answer>a</answer>b", strict=("seed", "stop", "top_p")) as server:
@@ -170,33 +168,15 @@ def test_unknown_parameters_are_dropped_once_also_by_calls_in_flight():
 @pytest.mark.parametrize(
     ("status", "body", "sent"),
     [
-        (422, '{"detail":[{"type":"extra_forbidden","loc":["body","seed"],"msg":"Extra inputs"}]}', "n"),
-        (400, "Unknown parameter: seed", "n"),
+        (422, '{"detail":[{"type":"extra_forbidden","loc":["body","seed"],"msg":"Extra inputs"}]}', "stop"),
+        (400, "Unknown parameter: seed", "stop"),
         (400, '{"error":{"message":"Unsupported: \'max_tokens\'","param":"max_tokens"}}', "max_completion_tokens"),
     ],
 )
 def test_refused_parameters_are_read_from_several_kinds_of_message(status, body, sent):
     with FakeOpenAI(faults=[Answer(status, body)]) as server:
-        ask(server, sampling=Sampling(n=2, seed=1))
+        ask(server, sampling=Sampling(seed=1))
     assert sent in server.requests[1]
-
-
-def test_a_server_that_ignores_n_is_asked_again_with_the_next_seeds():
-    with FakeOpenAI(lambda request: f"seed {request['seed']}", ignores_n=True) as server:
-        completions = ask(server, sampling=Sampling(n=4, seed=10))
-    assert [completion.text for completion in completions] == ["seed 10", "seed 11", "seed 12", "seed 13"]
-    assert sorted(request["seed"] for request in server.requests) == [10, 11, 12, 13]
-    assert "n" not in server.requests[-1]
-
-
-def test_tokens_of_n_choices_add_up_to_the_usage():
-    def usage(request, answer):
-        answer["usage"] = {"prompt_tokens": 50, "completion_tokens": 11}
-
-    with FakeOpenAI(edit=usage) as server:
-        completions = ask(server, sampling=Sampling(n=3))
-    assert [completion.prompt_tokens for completion in completions] == [50, 0, 0]
-    assert [completion.completion_tokens for completion in completions] == [4, 4, 3]
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
@@ -215,7 +195,7 @@ def with_ids(request, answer):
 
 def test_token_ids_and_logprobs_of_vllm_are_read():
     with FakeOpenAI(edit=with_ids) as server:
-        (completion,) = ask(server, vllm=True, logprobs=True)
+        completion = ask(server, vllm=True, logprobs=True)
     assert completion.token_ids == (4, 5)
     assert completion.prompt_token_ids == (1, 2, 3)
     assert completion.logprobs == (-0.5, -1.0)
@@ -232,7 +212,7 @@ def test_ids_that_go_on_after_an_ignored_stop_string_are_not_reported():
 
 def test_lone_surrogates_neither_leave_nor_enter():
     with FakeOpenAI(lambda request: "a\ud800b") as server:
-        (completion,) = ask(server, Prompt((Message("user", "x\udfffy"),)))
+        completion = ask(server, Prompt((Message("user", "x\udfffy"),)))
     assert server.requests[0]["messages"][0]["content"] == "x?y"
     assert completion.text == "a?b"
 
@@ -257,7 +237,7 @@ def test_a_client_can_be_closed_twice_and_used_in_another_loop():
         llm = ServerLLM(server.base_url, "fake")
 
         async def once():
-            (completion,) = await llm.complete(PROMPT, Sampling())
+            completion = await llm.complete(PROMPT, Sampling())
             await llm.aclose()
             await llm.aclose()
             return completion.text

@@ -55,7 +55,7 @@ def ask(server: FakeOpenAI, sampling: Sampling | None = None, **settings: Any) -
     async def run() -> Completion:
         llm = ServerLLM(server.base_url, "fake", backoff_s=0.01, max_retries=1, **settings)
         async with aclosing(llm):
-            return (await llm.complete(PROMPT, sampling or Sampling()))[0]
+            return await llm.complete(PROMPT, sampling or Sampling())
 
     return asyncio.run(run())
 

@@ -215,7 +215,7 @@ class DownJudge:
     def __init__(self, config: ModelConfig) -> None:
         self.inner = open_llm(config.model_copy(update={"spec": "demo-judge"}), "judge")
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         if not self._is_there():
             raise LLMError("connection refused", cause="unreachable")
         return await self.inner.complete(prompt, sampling)
@@ -239,7 +239,7 @@ class Words:
         self.say = say
         self.asked: list[tuple[str, int]] = []
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         seed = sampling.seed or 0
         self.asked.append((prompt.messages[-1].content, seed))
         await asyncio.sleep(0)
@@ -247,9 +247,9 @@ class Words:
         if isinstance(said, Exception):
             raise said
         if isinstance(said, Completion):
-            return (said,)
+            return said
         ids = tuple(sum(map(ord, word)) % 97 + 5 for word in said.split())
-        return (Completion(said, FinishReason.STOP, ids, (-0.7,) * len(ids)),)
+        return Completion(said, FinishReason.STOP, ids, (-0.7,) * len(ids))
 
     async def aclose(self) -> None:
         pass

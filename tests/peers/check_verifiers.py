@@ -53,7 +53,7 @@ class Model:
         messages = tuple(Message(message["role"], message["content"]) for message in request["messages"])
         prompt = Prompt(messages, stop=tuple(request.get("stop", ())))
         sampling = Sampling(temperature=0, max_tokens=48, seed=0)
-        (completion,) = asyncio.run_coroutine_threadsafe(self.llm.complete(prompt, sampling), self.loop).result()
+        completion = asyncio.run_coroutine_threadsafe(self.llm.complete(prompt, sampling), self.loop).result()
         return completion.text
 
 

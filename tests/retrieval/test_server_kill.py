@@ -97,7 +97,7 @@ class KillingPolicy(ExtractiveLLM):
         self._cache = cache
         self.restart: threading.Thread | None = None
 
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         self.calls += 1
         if self.calls == self._at_call:
             self.server.kill()

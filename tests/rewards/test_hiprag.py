@@ -56,7 +56,7 @@ def test_each_distinct_query_is_asked_once_a_batch_and_greedily():
     batch = [hiprag(("Jaws", FACT), ("Jaws", "it is a film")), hiprag((" Jaws ", FACT)), hiprag(("shark", FACT))]
     score(ours, *batch)
     assert sorted(prompt.messages[-1].content for prompt in policy.prompts) == ["Jaws", "shark"]
-    assert all(sampling.temperature == 0 and sampling.n == 1 for sampling in policy.samplings)
+    assert all(sampling.temperature == 0 for sampling in policy.samplings)
     assert len(asked(ours.judge)) == 3, "equal steps are compared once"
 
 
@@ -181,7 +181,7 @@ class Meeting:
         if len(self.kinds) == 2:
             self.both.set()
         await asyncio.wait_for(self.both.wait(), 60)  # one after the other they would never meet
-        return (Completion(TRUE),)
+        return Completion(TRUE)
 
     async def aclose(self) -> None:
         pass

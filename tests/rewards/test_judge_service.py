@@ -34,7 +34,7 @@ class Gate:
             raise
         finally:
             self.inside -= 1
-        return (Completion(TRUE),)
+        return Completion(TRUE)
 
     async def aclose(self):
         pass
@@ -117,7 +117,7 @@ class Slow:
 
     async def complete(self, prompt, sampling):
         await asyncio.sleep(self.delay_s)
-        return (Completion(self.reply),)
+        return Completion(self.reply)
 
     async def aclose(self):
         pass

@@ -68,7 +68,7 @@ def test_a_backend_that_gives_up_raises_after_the_others_have_ended():
     assert len(ended) == 2
 
 
-def test_a_search_asks_for_top_k_passages_and_a_step_for_one_completion():
+def test_a_search_asks_for_top_k_passages():
     asked = []
 
     class Counting(ToyRetriever):
@@ -77,7 +77,7 @@ def test_a_search_asks_for_top_k_passages_and_a_step_for_one_completion():
             return await super().search(queries, top_k)
 
     llm = ScriptedLLM(["<query>film directed</query>", "<evidence>x</evidence>", "<answer>y</answer>"])
-    (trajectory,) = run(Engine(llm, Counting(), FORMAT, top_k=1, sampling=Sampling(n=3)))
+    (trajectory,) = run(Engine(llm, Counting(), FORMAT, top_k=1))
     assert asked == [1]
     assert len(trajectory.steps[0].passages) == 1
     assert trajectory.answer == "y"

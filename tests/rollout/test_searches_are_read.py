@@ -52,7 +52,7 @@ class Unsure(ScriptedLLM):
     """No token of it was likely, which is when FLARE searches."""
 
     async def complete(self, prompt, sampling):
-        return tuple(replace(said, logprobs=(-9.0,)) for said in await super().complete(prompt, sampling))
+        return replace(await super().complete(prompt, sampling), logprobs=(-9.0,))
 
 
 def _mark(query):
