@@ -5,7 +5,8 @@
     python -m benchmarks NAME --opt   # one, with options of its own
     python -m benchmarks NAME.OTHER --opt   # the same, kept beside the figures of NAME
 
-One that fails is reported and the others go on; the exit code is then 1. A figure that misses its limit is no failure.
+One that fails is reported, keeps its figures of before, and the others go on; the exit code is then 1. A figure that
+misses its limit is no failure.
 """
 
 from __future__ import annotations
@@ -21,35 +22,25 @@ from typing import Any
 
 from benchmarks.table import ROOT, lines
 from docs.reference.performance import FIGURES, QUICK, performance_page
-from reasonrag.storage.files import read_json, write_json, write_text
+from reasonrag.storage.files import write_json, write_text
 
 TIMEOUT_S = 300  # of a quick one, which takes far less unless other work has the machine
 
 
-def run(name: str, arguments: list[str], timeout_s: float | None) -> dict[str, Any] | None:
-    """Return the object that a benchmark printed, or an object that says how it failed, with the figures of before.
-
-    None if it could not run: what it needs is not here, or its options are wrong, as it said on stderr.
-    """
+def run(name: str, arguments: list[str], timeout_s: float | None) -> dict[str, Any]:
+    """Return the object that a benchmark printed; raise SubprocessError or ValueError if there is none."""
     command = [sys.executable, "-m", f"benchmarks.{_module(name)}", "--json", *arguments]
     # Started in a session of its own, so that the servers it started end with it.
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         printed, _ = child.communicate(timeout=timeout_s)
-        if child.returncode == 2:
-            return None
-        failed = f"exit code {child.returncode}" if child.returncode else ""
-        result = {} if failed else json.loads(printed)
-    except subprocess.TimeoutExpired:
-        failed = f"it took more than {timeout_s:.0f} s"
-    except json.JSONDecodeError:
-        failed = "it printed something else than one JSON object"
+        if child.returncode:
+            raise subprocess.CalledProcessError(child.returncode, command)
+        result: dict[str, Any] = json.loads(printed)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-    if failed:
-        return {**(read_json(FIGURES / f"{name}.json") or {}), "failed": failed}
     # A path says where somebody's environment lies, which belongs on no page.
     shown = [Path(argument).name if argument.startswith(("/", "~")) else argument for argument in arguments]
     return result | ({"options": " ".join(shown)} if shown else {})
@@ -71,17 +62,15 @@ def main() -> None:
     FIGURES.mkdir(parents=True, exist_ok=True)
     started, failures = time.monotonic(), []
     for name in names or QUICK:
-        result = run(name, arguments, timeout_s)
-        if result is None:
+        try:
+            result = run(name, arguments, timeout_s)
+        except (subprocess.SubprocessError, ValueError) as error:
             failures.append(name)
+            print(f"{name}: FAILED, {error}\n", flush=True)
             continue
         write_json(FIGURES / f"{name}.json", result, indent=1)
         write_text(ROOT / "docs" / "results" / "performance.md", performance_page())
-        if "failed" in result:
-            failures.append(name)
-            print(f"{name}: FAILED, {result['failed']}\n", flush=True)
-        else:
-            print("\n".join([f"{name}: {lines(result)[0]}", *lines(result)[1:], ""]), flush=True)
+        print("\n".join([f"{name}: {lines(result)[0]}", *lines(result)[1:], ""]), flush=True)
     print(f"{time.monotonic() - started:.0f} s in all; docs/results/performance.md is written")
     if failures:
         sys.exit(f"failed: {', '.join(failures)}")

@@ -17,7 +17,7 @@ def memory_bytes(kind: str, pid: int | str = "self") -> float:
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{kind}:"))
 
 
-def apart(function: Callable[..., Any], *arguments: Any, start: str = "fork") -> Any:
-    """Call a function in a new process; a forked one begins with what is imported here."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(start)) as pool:
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a forked process, which begins with what is imported here."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
         return pool.submit(function, *arguments).result()

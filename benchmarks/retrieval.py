@@ -1,13 +1,13 @@
 """BM25 searches in this process and over HTTP, next to bm25s alone, in CPU time.
 
-    python -m benchmarks.retrieval [--passages 200000] [--rebuild]
+    python -m benchmarks.retrieval [--passages 200000]
 
 Passages have about 60 words of a Zipf vocabulary with English endings and stop-words; a query is ten words in a row of
-a passage. The index is kept in `build/benchmarks`, because building it takes longer than searching. `bm25s` is the
-library alone: its tokenizer and `BM25.retrieve`, in batches of 64, which finds rows and reads no passage. Its numba
-backend, which is the measure, needs numba (`make bench` installs it beside the environment). In each round all ways
-take turns; figures are medians over rounds. A server's CPU time is that of its process. Clients compare each answer
-with what the search in process finds.
+a passage. The index is kept in `build/benchmarks`, because building it takes longer than searching; delete it there
+to build another. `bm25s` is the library alone: its tokenizer and `BM25.retrieve`, in batches of 64, which finds rows
+and reads no passage. Its numba backend, which is the measure, needs numba (`make bench` installs it beside the
+environment). In each round all ways take turns; figures are medians over rounds. A server's CPU time is that of its
+process. Clients compare each answer with what the search in process finds.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def build(folder: Path) -> None:
     write_json(folder / "built.json", built)
 
 
-def kept_index(passages: int, rebuild: bool) -> Path:
+def kept_index(passages: int) -> Path:
     """Return the folder of the index, which is built if it is not there."""
     folder = ROOT / "build" / "benchmarks" / f"retrieval-{passages}"
-    if rebuild or read_json(folder / "built.json") is None:
+    if read_json(folder / "built.json") is None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         generate(folder.with_suffix(".jsonl"), passages)
         subprocess.run([sys.executable, "-m", "benchmarks.retrieval", "--stage", "build", str(folder)], check=True)
@@ -247,7 +247,6 @@ def rows(table: Table, found: dict[str, list[float]], latency: dict[str, list[fl
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--passages", type=int, default=200_000)
-    parser.add_argument("--rebuild", action="store_true", help="build the index anew")
     parser.add_argument("--stage", choices=["build", "serve"], help=argparse.SUPPRESS)
     parser.add_argument("folder", nargs="?", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -257,7 +256,7 @@ def main() -> None:
     sys.path.append(str(ROOT / "build" / "benchmarks" / "numba"))
     importlib.reload(bm25s)  # it looks for numba when it is imported, which reasonrag did
     table = Table(__doc__)
-    folder = kept_index(given.passages, given.rebuild)
+    folder = kept_index(given.passages)
     measure(folder, table)
     built = read_json(folder / "built.json") or {}
     table.row("build the index", built["cpu_s"], "CPU s")

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.table import HEAD, Row, took
 from docs.reference.markdown import cell
 from reasonrag.core.table import Table
-from reasonrag.storage.files import read_json
+from reasonrag.storage.files import require_json
 
 FIGURES = Path(__file__).parents[1] / "results" / "performance"
 # What `make bench` runs, in this order: at most 6 minutes together.
@@ -26,7 +26,7 @@ little."""
 
 def performance_page() -> str:
     """Return the page: a table of figures for each benchmark that has ever run."""
-    found = {path.stem: read_json(path) or {"failed": "its file is damaged"} for path in FIGURES.glob("*.json")}
+    found = {path.stem: require_json(path, "run the benchmark again") for path in FIGURES.glob("*.json")}
     names = [name for name in QUICK if name in found] + sorted(found.keys() - set(QUICK))
     lines = [_INTRODUCTION]
     for name in names:
@@ -35,12 +35,6 @@ def performance_page() -> str:
 
 
 def _section(name: str, result: dict[str, Any]) -> Iterator[str]:
-    if "failed" in result:
-        yield f"**The last run failed**: {result['failed']}."
-    if "rows" not in result:
-        return
-    if "failed" in result:
-        yield from ["The figures are of the run before.", ""]
     yield from [result["about"], ""]
     rows = [[cell(text) for text in Row(**row).cells] for row in result["rows"]]
     yield from Table("", HEAD, rows).markdown(str)
