@@ -38,16 +38,6 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def refused(*args: str | Path) -> str:
-    """The last line on stderr of a command that has to be refused."""
-    done = run(*args)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert done.stdout == "" and "Traceback" not in done.stderr
-    line = done.stderr.splitlines()[-1]
-    assert line.startswith("error: ")
-    return line
-
-
 def test_training_says_what_it_reads_and_leaves_a_policy_with_its_curves(trees: Path, trained: Path) -> None:
     summary = read(trained / "training.json")
     assert (summary["stage"], summary["steps"]) == ("dpo", 2)
@@ -55,18 +45,6 @@ def test_training_says_what_it_reads_and_leaves_a_policy_with_its_curves(trees: 
     assert {p.name for p in trained.iterdir()} >= {
         *("model.safetensors", "config.json", "tokenizer.json", "reasonrag.yaml", "curves.svg", "curves.png")
     }
-
-
-def test_the_same_command_finds_the_training_finished(trees: Path, trained: Path) -> None:
-    before = (trained / "model.safetensors").read_bytes()
-    done = run("dpo", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", trained)
-    assert done.returncode == 0 and "already finished" in done.stderr
-    assert (trained / "model.safetensors").read_bytes() == before
-
-
-def test_another_training_in_the_same_folder_is_refused(trees: Path, trained: Path) -> None:
-    line = refused("dpo", "train", "--preset", "demo", "--data", trees, *SHORT, "--beta", "0.2", "--out", trained)
-    assert "beta" in line and "new folder" in line
 
 
 def test_a_trained_policy_is_asked_as_it_was_trained_without_a_preset(trained: Path, tmp_path: Path) -> None:

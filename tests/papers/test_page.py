@@ -10,7 +10,6 @@ from papers.comparison import BASE, Claim, Paper, Row, Scale, Table, Variant, ev
 from papers.page import page, write
 from papers.plan import Plan
 from papers.results import comparisons, evaluated, summarise
-from reasonrag.core.errors import RunError
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import trajectory_schema
 from tools.recompute import of_page
@@ -141,14 +140,6 @@ def test_an_evaluation_that_failed_is_not_read_whatever_it_left(tmp_path):
     plan = Plan(out, stages(PAPER, out, SCALE))
     evaluate(out / "seed-0", BASE, 3, 2, 1)
     assert evaluated(PAPER, plan, SCALE)["greedy"] == {}
-
-
-def test_an_evaluation_that_was_removed_is_named(plan, tmp_path):
-    out = tmp_path / "out"
-    for file in (evaluation_of(out / "seed-1", BASE) / BASE / "trajectories").iterdir():
-        file.unlink()
-    with pytest.raises(RunError, match="run the evaluation again"):
-        evaluated(PAPER, plan, SCALE)
 
 
 def test_curves_are_means_over_seeds_and_what_is_not_there_is_left_out(figures, tmp_path):

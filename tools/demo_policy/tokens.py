@@ -85,15 +85,6 @@ CHAT_TEMPLATE = (
 )
 
 
-def pieces(text: str) -> list[str]:
-    """Return the tokens of a text in ReasonRAG's format.
-
-    >>> pieces("So the answer is <answer>Port Kelda</answer>")
-    ['So the answer is <answer>', 'Port', 'Kelda', '</answer>']
-    """
-    return REASONRAG.pieces(text)
-
-
 def make_tokenizer(texts: Iterable[str], alphabet: Alphabet = REASONRAG) -> PreTrainedTokenizerFast:
     """Return a tokenizer for the alphabet and every piece of `texts`; any other word is unknown."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers

@@ -182,27 +182,14 @@ def _seeded(seed: int) -> Iterator[None]:
     """Run the body with this seed and one thread for torch; both are restored afterwards."""
     import torch
 
-    with _quiet_single_thread(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
-
-
-@contextmanager
-def _quiet_single_thread() -> Iterator[None]:
-    """Run the body with one thread for torch and without progress bars."""
-    # Otherwise sums would depend on the number of cores.
-    import torch
-    from transformers.utils import logging
-
-    threads, bars = torch.get_num_threads(), logging.is_progress_bar_enabled()
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # otherwise sums would depend on the number of cores
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
     finally:
         torch.set_num_threads(threads)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _fit(
