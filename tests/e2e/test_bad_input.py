@@ -11,10 +11,8 @@ import pytest
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
-from tests.fakes.stubs import Answer, Stub, always
 
 EXTRACTIVE = ("--policy", "extractive")
-SECRET = "sesame-4711"
 
 
 def refusal(*args: str | Path, **env: str) -> str:
@@ -96,17 +94,6 @@ def test_folders_that_cannot_be_used(world: World, finished_run: Path, tmp_path:
     line = build_refusal(*world.flags, *EXTRACTIVE, "--seed", "8", "--out", finished_run)
     assert "seed: 7 there, 8 now" in line
     assert "run.json" in refusal("pairs", tmp_path)
-
-
-def test_a_server_that_refuses_the_key_does_not_get_it_printed(world: World, out: tuple[str, Path]) -> None:
-    rejected = Answer(401, '{"error": {"message": "this key is not known: {authorization}"}}')
-    with Stub(always(rejected)) as server:
-        line = build_refusal(
-            *world.flags, "--policy", server.base_url, "--policy-model", "m", *out, OPENAI_API_KEY=SECRET
-        )
-    assert server.requests
-    assert "401" in line
-    assert SECRET not in line
 
 
 def test_the_right_model_is_taken_after_a_wrong_one_in_the_same_folder(world: World, out: tuple[str, Path]) -> None:

@@ -70,18 +70,9 @@ def test_evaluating_and_training_it_online_say_the_same(tiny: Path, tmp_path: Pa
     line = last_line(2, "eval", "--dataset", "demo", "--limit", "12", *policy, *asked, "--out", tmp_path / "eval")
     assert ": 0 of the first 12 steps can be read (" in line and "--max-tokens 48" in line
     small = ("--group-size", "8", "--questions-per-step", "2", "--batch-size", "4", "--max-steps", "1")
-    more = (
-        "--set",
-        "rollout.max_tokens=12",
-        "--set",
-        "device=cpu",
-        "--set",
-        "validation.steps=0",
-        "--reward",
-        "outcome",
-    )
-    train = ("rl", "train", "--dataset", "demo", "--model", tiny, *asked, *small, *more, "--out", tmp_path / "rl")
-    line = last_line(2, *train)
+    sets = ("--set", "rollout.max_tokens=12", "--set", "device=cpu", "--set", "validation.steps=0")
+    train = ("rl", "train", "--dataset", "demo", "--model", tiny, "--reward", "outcome", *asked, *small, *sets)
+    line = last_line(2, *train, "--out", tmp_path / "rl")
     assert ": 0 of the first 12 steps can be read (" in line and "--set rollout.max_tokens=48" in line
     assert not (tmp_path / "rl/training.json").exists()
 

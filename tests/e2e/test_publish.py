@@ -135,19 +135,10 @@ def test_a_policy_trained_on_a_published_version_is_asked_as_that_run_asked(
     published: str, tmp_path: Path, hub: FakeHub, online: dict[str, str]
 ) -> None:
     trained = product.run(
-        *("dpo", "train", "--data", f"{ID}@v1.0.0:pairs", "--model", "demo", "--set", "max_steps=1", "--set"),
+        *("dpo", "train", "--data", f"{ID}@v1.0.0:pairs", "--model", "demo", "--out", tmp_path / "policy"),
+        *("--set", "max_steps=1", "--set", "method=full", "--batch-size", "1", "--accumulation", "1"),
         # The demo policy reads 512 tokens, a little less than the longest of these pairs has.
-        *(
-            "method=full",
-            "--max-dropped",
-            "0.02",
-            "--batch-size",
-            "1",
-            "--accumulation",
-            "1",
-            "--out",
-            tmp_path / "policy",
-        ),
+        *("--max-dropped", "0.02"),
         **online,
     )
     assert trained.returncode == 0, trained.stderr

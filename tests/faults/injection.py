@@ -189,7 +189,7 @@ def _prompts(steps: Sequence[Step]) -> list[Prompt]:
 
 @cache
 def form_of(name: str) -> Any:
-    """Return a format or a baseline."""
+    """Return a format."""
     return FORMATS[name]()
 
 
@@ -217,20 +217,10 @@ _WRITTEN = (
     "t</reasoning>\n<search>q</search>",
     "So <query>q</query>",
     _CALL,
-    "t<|begin_of_query|>q<|end_of_query|>",
-    "Thought: t\nAction: search[q]",
-    "Follow up: q?",
-    "t<|begin_search_query|>q<|end_search_query|>",
     "So <evidence>e</evidence>",
     "e</conclusion>",
-    "Intermediate answer: e",
-    "**Final Information** e",
-    "A sentence.",
     "</think>\n<answer>b</answer>",
     "<think>t</think><answer>b</answer>",
-    "Thought: t\nAction: finish[b]",
-    "So the answer is: b",
-    "so \\boxed{b}",
     "<answer>b</answer>",
     "b",
 )

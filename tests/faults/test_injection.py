@@ -68,9 +68,9 @@ def test_no_text_from_outside_becomes_a_special_token(rounds: Rounds, figure: Fi
     several = [forms(" ".join(texts[start::step])) for step in (rounds(2, len(texts) // 9),) for start in range(step)]
     taken, tried, known = set(), 0, list(tokenizers(full))
     for number, (place, entered) in enumerate(places()):
-        plain, ours = entered(BENIGN).prompts, OWN_TAGS if "evidence" in place or place == "self_ask: query" else set()
+        plain, ours = entered(BENIGN).prompts, OWN_TAGS if "evidence" in place else set()
         shown = [entered(text).prompts for text in (several if full else [several[number // 2 % 2]])]
-        of_all = known[:2] if place.endswith((": id", "summary", "tool")) else known  # they are shown as passages are
+        of_all = known[:2] if place.endswith((": id", "tool")) else known  # they are shown as passages are
         for name, chat in of_all if full else [known[number % 2]]:
             expected = [special_ids(chat, prompt) for prompt in plain]
             for prompts in shown:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(world.ROOT))
 
 from tests.faults.injection import BENIGN, TEMPLATE, forms, places, special_ids
 
-PLACES = ("reasonrag: passage", "search_r1: passage", "tool_calls: passage", "react: question", "judge", "plan")
+PLACES = ("reasonrag: passage", "search_r1: passage", "tool_calls: passage", "judge", "plan")
 TOGETHER = 40  # tokens in one passage
 
 
