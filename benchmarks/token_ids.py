@@ -81,8 +81,8 @@ class Recorded(TransformersLLM):
     """A policy that keeps what its model read and sampled."""
 
     def __init__(self, folder: Path, chat_template: str | None = None) -> None:
-        self._start(ChatTemplate.load(str(folder), template=chat_template), folder.name, batch_size=16)
-        self._take(load_model(str(folder), "cpu"))
+        chat = ChatTemplate.load(str(folder), template=chat_template)
+        super().__init__(chat, name=folder.name, model=load_model(str(folder), "cpu"))
         self.seen: Scored = set()
 
     async def aclose(self) -> None:

@@ -35,7 +35,6 @@ from reasonrag.llm.model_folder import (
     first_not_finite,
     model_commit,
     model_identity,
-    public_name,
     require_memory,
 )
 
@@ -81,36 +80,31 @@ class TransformersLLM:
     model: Any
     commit: str | None = None  # of a model from the Hub
 
-    def __init__(
-        self,
-        path_or_name: str,
-        *,
-        batch_size: int = 16,
-        device: str | None = None,
-        dtype: str | None = None,
-    ) -> None:
-        """Load the model, which takes seconds to minutes.
+    def __init__(self, chat: ChatTemplate, *, name: str, batch_size: int = 16, model: Any = None) -> None:
+        """Start the engine.
 
         Args:
-            path_or_name: a folder or a Hub name.
+            chat: the model's tokenizer and chat template.
+            name: of the model, in run identities.
             batch_size: largest number of rows in a batch.
-            device: `cpu`, `cuda:0`, ...; None takes a GPU if there is one, else the CPU.
-            dtype: such as `bfloat16`; None takes that of the files.
-
-        Raises:
-            ConfigError: the model cannot be loaded, or has no chat template.
+            model: a loaded model; with None, the engine works while one is lent to it.
         """
-        chat = ChatTemplate.load(path_or_name)
-        model = load_model(path_or_name, device, dtype)
-        self._start(chat, public_name(path_or_name), batch_size)
-        self._take(model)
-
-    @classmethod
-    def borrowing(cls, chat: ChatTemplate, *, name: str, batch_size: int = 16) -> TransformersLLM:
-        """Create an engine without a model; it works while one is lent to it."""
-        llm = cls.__new__(cls)
-        llm._start(chat, name, batch_size)
-        return llm
+        self.name = name
+        self.chat = chat
+        self.model = None
+        self._batch_size = batch_size
+        # A batch that runs, and the requests of the next: with fewer the worker would wait for them in
+        # between.
+        self.slots = Slots(2 * batch_size)
+        # No `get` of it may have a timeout: in CPython 3.11, one that is over meanwhile becomes a wait
+        # for ever.
+        self._queue: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._in_use = threading.Lock()  # held while the worker computes
+        if model is not None:
+            self._take(model)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
 
     @contextlib.contextmanager
     def lent(self, model: Any) -> Iterator[None]:
@@ -129,22 +123,6 @@ class TransformersLLM:
             with self._in_use:  # replies are there before the worker has let go of the model
                 self.model = None
             model.train(training)
-
-    def _start(self, chat: ChatTemplate, name: str, batch_size: int) -> None:
-        self.name = name
-        self.chat = chat
-        self.model = None
-        self._batch_size = batch_size
-        # A batch that runs, and the requests of the next: with fewer the worker would wait for them in
-        # between.
-        self.slots = Slots(2 * batch_size)
-        # No `get` of it may have a timeout: in CPython 3.11, one that is over meanwhile becomes a wait
-        # for ever.
-        self._queue: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
-        self._closed = threading.Event()
-        self._in_use = threading.Lock()  # held while the worker computes
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
 
     def _take(self, model: Any) -> None:
         self.model = model
@@ -420,9 +398,17 @@ def load_model(
     revision: str | None = None,
     trust: bool = False,
 ) -> Any:
-    """Return a causal language model in evaluation mode; other arguments and exceptions as of `TransformersLLM`.
+    """Return a causal language model in evaluation mode.
 
-    `revision` is that of a Hub model, and `trust` runs code that comes with it.
+    Args:
+        path_or_name: a folder or a Hub name.
+        device: `cpu`, `cuda:0`, ...; None takes a GPU if there is one, else the CPU.
+        dtype: such as `bfloat16`; None takes that of the files.
+        revision: of a Hub model.
+        trust: run code that comes with it.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -452,8 +438,7 @@ def open_transformers(address: ModelAddress, config: ModelConfig) -> Transformer
     chat = ChatTemplate.load(address.model, revision=revision, trust_remote_code=trust, template=config.chat_template)
     device, dtype = ("cpu", "float32") if is_demo else (config.device, config.dtype)
     model = load_model(address.model, device, dtype, revision, trust)
-    llm = TransformersLLM.borrowing(chat, name=f"hf:{identity}", batch_size=config.batch_size)
-    llm._take(model)
+    llm = TransformersLLM(chat, name=f"hf:{identity}", batch_size=config.batch_size, model=model)
     llm.slots.limit = config.concurrency or llm.slots.limit
     llm.commit = None if is_demo else model_commit(address.model, config.revision)
     return llm

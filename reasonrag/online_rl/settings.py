@@ -186,16 +186,15 @@ class RLSettings(TrainSettings):
         8, "training examples per forward pass on each device", "--batch-size", ge=1
     )
     lr_scheduler_type: str = setting("constant", "learning rate schedule, by its name in transformers")
-    save_steps: int = execution(20, "optimizer steps between checkpoints", "--save-steps", ge=1)
+    save_steps: int = execution(
+        20,
+        "optimizer steps between checkpoints; each ends a batch",
+        "--save-steps",
+        ge=1,
+    )
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> RLSettings:
-        # A run resumes with a new batch, so a checkpoint belongs between two batches.
-        if self.save_steps % self.rollout.minibatches:
-            raise ValueError(
-                f"save_steps {self.save_steps} would save in the middle of a batch of rollouts, which serves "
-                f"{self.rollout.minibatches} steps; take a multiple"
-            )
         # The ratio of the two probabilities would be that of two different distributions.
         if self.rollout.top_p < 1 and self.importance != "off":
             raise ValueError("rollout.top_p below 1 changes the sampling distribution; set importance to off")

@@ -135,13 +135,9 @@ def needs_of(settings: RLSettings, format: Format) -> frozenset[str]:
         return frozenset(given | {"encoder"})
     for part in sorted({"judge", "plans", "scorer"} & needs - given):
         raise ConfigError(f"reward {name} needs {MISSING[part]}")
-    if "plans" in given - needs:
-        raise ConfigError(
-            f"reference plans are given, but reward {name} does not use them (search-p1 does, with its "
-            "reference_track); leave --plans out"
-        )
-    if "scorer" in given - needs:
-        raise ConfigError(f"reward {name} uses no process reward model; leave --prm out, or take --reward prm")
+    for part, flag in (("plans", "--plans"), ("scorer", "--prm")):
+        if part in given - needs:
+            raise ConfigError(f"reward {name} does not use {flag}; leave it out, or take another reward")
     return needs
 
 

@@ -154,7 +154,7 @@ def open_policy(run: TrainingRun[RLSettings], loop: RolloutLoop) -> tuple[Any, V
             "they cannot make rollouts here; use a vLLM server with --rollout-url, or train adapters or a smaller "
             "model with whole copies (--multi_gpu)",
         )
-        local = TransformersLLM.borrowing(chat, name=source.name, batch_size=rollout.batch_size)
+        local = TransformersLLM(chat, name=source.name, batch_size=rollout.batch_size)
         loop.parts.push_async_callback(local.aclose)
         return local, None
     server = ServerLLM(

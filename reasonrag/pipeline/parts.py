@@ -414,10 +414,7 @@ def judge_service(llm: LLM, judge: JudgeConfig, prompts: PromptSet) -> JudgeServ
     """Create the service that rewards and metrics ask for verdicts, on a given model."""
     from reasonrag.rewards.judge import JudgeService
 
-    # An engine with slots has its own time limit, which does not count the wait for a slot.
-    engine = llm.inner if isinstance(llm, JournaledLLM) else llm
-    deadline_s = None if hasattr(engine, "slots") else judge.timeout_s
-    return JudgeService(llm, prompts, sampling=sampling(judge.llm), deadline_s=deadline_s)
+    return JudgeService(llm, prompts, sampling=sampling(judge.llm))
 
 
 def sampling(model: ModelConfig) -> Sampling:

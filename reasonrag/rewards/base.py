@@ -397,15 +397,6 @@ class OutcomeSettings(Section):
         le=1,
     )
 
-    @model_validator(mode="after")
-    def _form_is_worth_more(self) -> OutcomeSettings:
-        if self.answer_present > self.format_weight:
-            raise ValueError(
-                f"answer_present {self.answer_present} is above format_weight {self.format_weight}: a malformed wrong "
-                "answer would earn more than a well-formed one; lower it"
-            )
-        return self
-
 
 class SPRESettings(Section):
     """Shortest Path Reward Estimation, Eq. 1 (arXiv:2505.14069), of a finished trajectory."""

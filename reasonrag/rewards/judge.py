@@ -45,7 +45,6 @@ class JudgeService:
         *,
         sampling: Sampling | None = None,
         attempts: int = 3,
-        deadline_s: float | None = 120.0,
     ) -> None:
         """Set the service up.
 
@@ -56,13 +55,11 @@ class JudgeService:
             sampling: temperature, top_p and max_tokens of a verdict.
             attempts: calls per verdict until one can be parsed; the second adds a reminder, later ones
                 also sample.
-            deadline_s: seconds for one question with all its attempts; None leaves time to the model.
         """
         self.llm = llm
         self.prompts = prompts
         self.sampling = sampling or Sampling(temperature=0.0, max_tokens=512)
         self.attempts = attempts
-        self.deadline_s = deadline_s
         self._in_flight: dict[tuple[str, Prompt, int], asyncio.Task[Any]] = {}
 
     async def ask(self, name: str, fields: Fields, contract: Contract[Verdict]) -> Verdict:
@@ -75,8 +72,8 @@ class JudgeService:
             contract: how the reply is parsed.
 
         Raises:
-            JudgeError: no reply could be parsed (`unreadable`), the deadline passed (`timeout`), or the
-                judge does not answer (`unreachable`).
+            JudgeError: no reply could be parsed (`unreadable`), or the judge does not answer (`timeout`,
+                `unreachable`).
         """
         prompt = self.prompt(name, fields)
         return await self.ask_prompt(name, prompt, contract, seed=derive_seed(0, name, prompt.messages[1].content))
@@ -100,13 +97,10 @@ class JudgeService:
 
     async def _ask(self, name: str, prompt: Prompt, contract: Contract[Verdict], seed: int) -> Verdict:
         try:
-            async with asyncio.timeout(self.deadline_s):
-                return await self._attempt(name, prompt, contract, seed)
-        except (TimeoutError, LLMError) as error:
-            is_late = isinstance(error, TimeoutError) or error.cause == "timeout"
-            cause = "timeout" if is_late else "unreachable"
-            reason = str(error) or f"no verdict within {self.deadline_s} s"
-            raise JudgeError(f"judge {self.llm.name!r} ({name}) does not answer: {reason}", cause=cause) from error
+            return await self._attempt(name, prompt, contract, seed)
+        except LLMError as error:
+            cause = "timeout" if error.cause == "timeout" else "unreachable"
+            raise JudgeError(f"judge {self.llm.name!r} ({name}) does not answer: {error}", cause=cause) from error
 
     async def _attempt(self, name: str, prompt: Prompt, contract: Contract[Verdict], seed: int) -> Verdict:
         system, user = prompt.messages
@@ -202,9 +196,9 @@ class ProcessJudge:
     """Scores a trajectory against its golden answers (arXiv:2505.14069, eq. 6, Fig. 14)."""
 
     def __init__(self, llm: LLM, prompts: PromptSet, *, sampling: Sampling | None = None, attempts: int = 3) -> None:
-        """Set the judge up with the arguments of `JudgeService`; the model limits time itself."""
+        """Set the judge up with the arguments of `JudgeService`."""
         self.llm = llm
-        self.service = JudgeService(llm, prompts, sampling=sampling, attempts=attempts, deadline_s=None)
+        self.service = JudgeService(llm, prompts, sampling=sampling, attempts=attempts)
         self.fingerprint = fingerprint(prompts.text("judge/process"))
 
     async def score(self, trajectory: Trajectory, *, seed: int) -> float:

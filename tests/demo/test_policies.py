@@ -15,10 +15,10 @@ from reasonrag.core.types import Answer
 from reasonrag.demo.judge import demo_format
 from reasonrag.demo.world import demo_questions, famous_facts, famous_part
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.local import TransformersLLM
 from reasonrag.pipeline.parts import check_llm
 from reasonrag.training.model import model_path
 from tests.evaluation.toy_policies import evaluate
+from tests.llm.tiny import loaded
 from tools.demo_policy.train import Recipe, train_policy, train_stream_policy
 from tools.demo_policy.writing import STREAM_FORMATS, STREAM_STEPS, STREAM_TOKENS, direct_prompt
 
@@ -95,7 +95,7 @@ def greedy(llm, prompts):
 
 @pytest.mark.slow
 def test_the_shipped_policies_know_famous_facts_by_heart_and_no_others():
-    llm = TransformersLLM(str(demo_folder()), batch_size=64)
+    llm = loaded(demo_folder(), batch_size=64)
     shares = []
     for known in (True, False):
         questions = [q for q in demo_questions("test", limit=600) if q.metadata["kind"] == "one_hop"]
@@ -107,7 +107,7 @@ def test_the_shipped_policies_know_famous_facts_by_heart_and_no_others():
         shares.append(sum(right) / len(right))
     assert shares[0] > 0.9 and shares[1] < 0.2
     hops = [famous_part().hop(name, relation.key) for name, relation in random.Random(0).sample(famous_facts(), 60)]
-    texts = greedy(TransformersLLM(str(demo_folder("hiprag")), batch_size=64), [direct_prompt(h.query) for h in hops])
+    texts = greedy(loaded(demo_folder("hiprag"), batch_size=64), [direct_prompt(h.query) for h in hops])
     assert sum(text.strip() == hop.evidence for text, hop in zip(texts, hops, strict=True)) / len(hops) > 0.9
 
 

@@ -15,13 +15,13 @@ from reasonrag.core.config import Config, load_config
 from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.local import TransformersLLM
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import as_served
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
 from tests.fakes.model_server import FakeOpenAI
+from tests.llm.tiny import loaded
 
 ASKED = ("format.prompts", "retrieval.top_k", "policy.max_tokens", "policy.vllm", "policy.model")
 
@@ -106,7 +106,7 @@ class DemoServer(FakeOpenAI):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(self._write, **options)
-        self._llm = TransformersLLM(str(demo_folder()), device="cpu")
+        self._llm = loaded(demo_folder(), device="cpu")
         self._asking, self._answers = ThreadPoolExecutor(1), asyncio.Runner()
 
     def _write(self, body: dict[str, Any]) -> str:

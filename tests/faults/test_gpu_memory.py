@@ -17,10 +17,9 @@ import pytest
 
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.local import TransformersLLM
 from tests.e2e import product
 from tests.faults.matrix import Figure
-from tests.llm.tiny import save_tiny_model
+from tests.llm.tiny import loaded, save_tiny_model
 from tests.training.toys import write_pairs
 
 pytestmark = pytest.mark.gpu
@@ -87,7 +86,7 @@ def said(made: Sequence[Completion | BaseException]) -> list[Any]:
     "it says so, and answers later",
 )
 def test_an_engine_goes_on_with_what_is_left(roomy_model: Path, figure: Figure) -> None:
-    llm = TransformersLLM(str(roomy_model), batch_size=4, device="cuda")
+    llm = loaded(roomy_model, batch_size=4, device="cuda")
     with free_bytes(GB // 50):
         refused = said(answers(llm, PROMPTS[:4]))
     later = said(answers(llm, PROMPTS[:4]))

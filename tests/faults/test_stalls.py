@@ -21,6 +21,7 @@ from tests.fakes.model_server import FakeOpenAI
 from tests.fakes.scripted import ScriptedLLM
 from tests.fakes.stubs import Body, Fault, StubRetriever, Stuck, always
 from tests.faults.matrix import ROOT, Figure, Rounds
+from tests.llm.tiny import loaded
 
 HERE = "python:tests.faults.test_stalls"
 STALL_S = 8.0  # what a machine may take until all is in flight
@@ -29,7 +30,7 @@ AT_ONCE = 10
 
 def hanging_thread(config: Any) -> TransformersLLM:
     """A model in this process whose thread never comes back from its first forward pass."""
-    llm = TransformersLLM(str(demo_folder("")), device="cpu")
+    llm = loaded(demo_folder(""), device="cpu")
     llm.model.register_forward_pre_hook(lambda module, args: time.sleep(86_400))
     return llm
 

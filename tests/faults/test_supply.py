@@ -16,14 +16,13 @@ import pytest
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.local import TransformersLLM
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.index import IndexFolder
 from reasonrag.training.run import last_checkpoint, mark_complete
 from tests.e2e import product
 from tests.e2e.world import World
 from tests.faults.matrix import Figure, Rounds
-from tests.llm.tiny import save_tiny_model
+from tests.llm.tiny import loaded, save_tiny_model
 from tests.training.toys import dpo_settings, train, write_pairs
 
 PACKAGE = Path(__file__).parents[2] / "reasonrag"
@@ -128,9 +127,9 @@ def test_a_poisoned_pickle_is_never_executed(world: World, tmp_path: Path, round
         attempt(file, resume)
         (trained / "training.json").unlink(missing_ok=True)
     weights = policy / "model.safetensors"
-    attempt(weights, lambda: TransformersLLM(str(policy)))
+    attempt(weights, lambda: loaded(policy))
     weights.rename(tmp_path / "kept")
-    attempt(policy / "pytorch_model.bin", lambda: TransformersLLM(str(policy)))
+    attempt(policy / "pytorch_model.bin", lambda: loaded(policy))
 
     index = tmp_path / "index"
     product.run("index", "build", "--corpus", world.corpus, "--kind", "bm25", "--out", index)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.llm.local import TransformersLLM
-from tests.llm.tiny import save_tiny_model
+from tests.llm.tiny import loaded, save_tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +15,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_llm(tiny_model: Path):
-    llm = TransformersLLM(str(tiny_model), batch_size=64, device="cpu")
+    llm = loaded(tiny_model, batch_size=64, device="cpu")
     yield llm
     asyncio.run(llm.aclose())

@@ -20,10 +20,10 @@ from reasonrag.core.types import Completion, Message, Prompt, Span
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.vllm_engine import VLLMEngine
 from reasonrag.llm.weight_sync import VLLMServerSync, merged_parameters
+from tests.llm.tiny import loaded
 from tests.toys import QUESTION
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,7 @@ PROMPT = ReasonRAGFormat(PromptSet.find("brief")).prompt(QUESTION, ())
 
 
 def ask(device: str, *samplings: Sampling, prompt: Prompt = PROMPT) -> list[Completion]:
-    llm = TransformersLLM(str(demo_folder()), device=device)
+    llm = loaded(demo_folder(), device=device)
 
     async def run() -> list[Completion]:
         async with aclosing(llm):

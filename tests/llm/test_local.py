@@ -15,12 +15,13 @@ from reasonrag.core.types import Completion, FinishReason, Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM, nucleus, words_at
 from tests.llm.asking import OTHERS, PROMPT, SAMPLING, ask, ask_together, assert_logprobs_are_real, forward
+from tests.llm.tiny import loaded
 
 
 @pytest.fixture
 def biased_llm(tiny_model: Path):
     """The tiny model, whose end token can be made as likely as a test needs."""
-    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
+    llm = loaded(tiny_model, batch_size=8, device="cpu")
     bias = torch.zeros(llm.model.config.vocab_size)
     llm.model.lm_head.register_forward_hook(lambda module, inputs, logits: logits + bias)
     yield llm, bias
@@ -43,7 +44,7 @@ def test_the_same_seed_gives_the_same_text_alone_and_among_others(tiny_llm):
     before="cause 'bug:ValueError Out of range float values', or the advice to raise --max-tokens",
 )
 def test_a_policy_with_nan_weights_says_which(tiny_model, figure):
-    llm = TransformersLLM(str(tiny_model), device="cpu")
+    llm = loaded(tiny_model, device="cpu")
     name, weight = list(llm.model.named_parameters())[4]
     with torch.no_grad():
         weight.view(-1)[7] = float("nan")
@@ -143,7 +144,7 @@ def small_model(kind: str):
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "lfm2"])
 def test_rows_of_one_prompt_share_it_and_leave_the_batch_when_they_are_done(kind, tiny_llm):
-    model, llm = small_model(kind), TransformersLLM.borrowing(tiny_llm.chat, name="policy", batch_size=8)
+    model, llm = small_model(kind), TransformersLLM(tiny_llm.chat, name="policy", batch_size=8)
     shapes: list[tuple[int, ...]] = []
     model.register_forward_pre_hook(
         lambda module, _, inputs: shapes.append(inputs["input_ids"].shape), with_kwargs=True
@@ -213,5 +214,5 @@ def test_a_prompt_that_fills_the_context_is_an_error_for_its_caller_alone(tiny_l
 
 def test_a_folder_without_a_model_is_one_clear_line(tmp_path):
     with pytest.raises(ConfigError, match="cannot be loaded") as caught:
-        TransformersLLM(str(tmp_path))
+        loaded(tmp_path)
     assert "\n" not in str(caught.value)

@@ -13,12 +13,12 @@ import torch
 
 from reasonrag.core.errors import LLMError
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.local import TransformersLLM
 from tests.llm.asking import PROMPT, SAMPLING, ask, ask_together
+from tests.llm.tiny import loaded
 
 
 def test_many_waiting_requests_are_run_in_full_batches(tiny_model):
-    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
+    llm = loaded(tiny_model, batch_size=8, device="cpu")
     widths: list[int] = []
     llm.model.register_forward_pre_hook(lambda m, a, k: widths.append(len(k["input_ids"])), with_kwargs=True)
     ask_together(llm, [(PROMPT, Sampling(max_tokens=1, seed=i)) for i in range(32)])
@@ -30,7 +30,7 @@ def test_many_waiting_requests_are_run_in_full_batches(tiny_model):
     ("error", "cause"), [(torch.OutOfMemoryError("no room"), "out_of_memory"), (ValueError("broken"), "engine")]
 )
 def test_errors_of_the_model_reach_every_caller_and_the_worker_lives_on(tiny_model, error, cause):
-    llm = TransformersLLM(str(tiny_model), batch_size=4, device="cpu")
+    llm = loaded(tiny_model, batch_size=4, device="cpu")
 
     def fail(module, args):
         raise error
@@ -61,7 +61,7 @@ def test_cancelled_callers_do_not_harm_the_others(tiny_llm):
 
 
 def test_closing_ends_what_is_running_and_fails_what_waits(tiny_model):
-    llm = TransformersLLM(str(tiny_model), batch_size=1, device="cpu")
+    llm = loaded(tiny_model, batch_size=1, device="cpu")
     threads = threading.active_count()
 
     async def run():
@@ -122,7 +122,7 @@ class Model:  # without transformers, whose import takes most of the time
 
 ends = SimpleNamespace(eos_token_id=None)
 chat = SimpleNamespace(token_ids=lambda prompt: (1, 2), decode=lambda ids: "x", end_of_turn=None, tokenizer=ends)
-llm = TransformersLLM.borrowing(chat, name="stub", batch_size=4)
+llm = TransformersLLM(chat, name="stub", batch_size=4)
 
 async def calls():
     prompt = Prompt((Message("user", "Who directed Jaws?"),))

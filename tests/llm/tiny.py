@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from reasonrag.core.config import ModelConfig
+from reasonrag.core.models import ModelAddress
+from reasonrag.llm.local import TransformersLLM, open_transformers
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,6 +22,11 @@ TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
+
+
+def loaded(folder: Path, **settings: Any) -> TransformersLLM:
+    """The engine in this process on a model."""
+    return open_transformers(ModelAddress("hf", str(folder)), ModelConfig(**settings))
 
 
 def save_base_model(

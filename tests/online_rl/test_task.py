@@ -69,11 +69,9 @@ def with_solution(completions, solution):
     return []
 
 
-def test_a_function_as_reward_asks_for_nothing(plans):
+def test_a_function_as_reward_asks_for_nothing():
     named = {"reward__name": f"python:{__name__}:brevity"}
     assert content(**named).keys() == {"questions", "corpus", "prompts"}
-    with pytest.raises(ConfigError, match="does not use them"):
-        tasks.open_task(settings(**named, plans=plans))
     with pytest.raises(ConfigError, match="requires solution, which reasonrag cannot give it"):
         tasks.open_task(settings(reward__name=f"python:{__name__}:with_solution"))
 
@@ -102,7 +100,7 @@ def test_what_a_reward_lacks_is_noticed_at_once(preset, wrong, told):
 
 def test_plans_that_nobody_uses_are_refused(plans):
     for preset, more in (("demo-outcome", {}), ("demo-search-p1", {"reward__search_p1__reference_track": False})):
-        with pytest.raises(ConfigError, match=r"does not use them.*leave --plans out"):
+        with pytest.raises(ConfigError, match="does not use --plans"):
             tasks.open_task(settings(preset, plans=plans, **more))
 
 

@@ -13,12 +13,11 @@ from reasonrag.demo.world import demo_corpus, demo_questions
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.rows import Transcript, transcripts
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.rollout import Engine
 from tests.fakes.scripted import ScriptedLLM
-from tests.llm.tiny import TEMPLATE
+from tests.llm.tiny import TEMPLATE, loaded
 from tests.toys import QUESTION, ToyRetriever
 
 STREAMS = ("search_r1", "hiprag")
@@ -26,7 +25,7 @@ STREAMS = ("search_r1", "hiprag")
 
 @pytest.fixture(scope="module")
 def demo_policy():
-    llm = TransformersLLM(str(demo_folder("hiprag")), batch_size=16, device="cpu")
+    llm = loaded(demo_folder("hiprag"), batch_size=16, device="cpu")
     yield llm
     asyncio.run(llm.aclose())
 

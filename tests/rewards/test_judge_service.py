@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from benchmarks.virtual_time import run as run_virtually
 from reasonrag.core.errors import Interrupted, JudgeError, LLMError
 from reasonrag.core.types import Completion
 from reasonrag.formats import PromptSet
@@ -57,13 +56,6 @@ def test_what_cannot_be_read_is_asked_for_again_with_a_reminder_and_then_by_samp
     assert len({sampling.seed for sampling in llm.samplings}) == 3
 
 
-def test_a_judge_that_is_late_is_given_up_after_the_deadline_for_all_attempts():
-    service = JudgeService(Slow(0.2, "?"), PROMPTS, attempts=100, deadline_s=0.5)
-    with pytest.raises(JudgeError) as error:
-        run_virtually(same_meaning(service, "a", "b"))
-    assert error.value.cause == "timeout"
-
-
 def test_a_judge_that_does_not_answer_is_unreachable():
     service = JudgeService(ScriptedLLM([LLMError("refused", cause="http_500")]), PROMPTS)
     assert outcome(service) == "unreachable"
@@ -104,23 +96,6 @@ def test_whoever_gives_up_takes_no_verdict_from_those_who_wait():
 
     gate = asyncio.run(ask())
     assert (gate.calls, gate.cancelled) == (1, 0), "both wait for the same call"
-
-
-class Slow:
-    """Answers after some seconds."""
-
-    name = "slow"
-
-    def __init__(self, delay_s: float, reply: str = TRUE) -> None:
-        self.delay_s = delay_s
-        self.reply = reply
-
-    async def complete(self, prompt, sampling):
-        await asyncio.sleep(self.delay_s)
-        return Completion(self.reply)
-
-    async def aclose(self):
-        pass
 
 
 def test_the_fingerprint_changes_with_any_template(tmp_path):

@@ -181,7 +181,6 @@ def test_what_the_user_has_to_mend_is_raised():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"outcome": {"answer_present": 0.3, "format_weight": 0.2}}, "a malformed wrong answer would earn more"),
         ({"when_to_search": {"rc_cap": 7}}, "a wrong answer would earn as much"),
         ({"when_to_search": {"rc_cap": 4}}, "is 1 or more: a wrong answer would earn as much"),
         ({"when_to_search": {"rc_cap": 7, "no_r_s": True}}, "is 2 or more: a wrong answer would earn as much"),
