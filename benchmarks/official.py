@@ -1,6 +1,6 @@
 """Questions a minute beside ReasonRAG's published tree builder, on one loopback server that answers after 50 ms.
 
-    python -m benchmarks.official [--questions 512] [--latency 0.05] [--concurrency N]
+    python -m benchmarks.official [--questions 512] [--latency 0.05]
 
 The published builder is rebuilt as a model of its calls: 64 iterations a question, one after another, each with a
 generation if the selected node can grow and always a call of the judge, on the new node or again on the same terminal
@@ -113,10 +113,9 @@ async def published(url: str, processes: int, questions_each: int) -> tuple[floa
     return 60 * count / (time.perf_counter() - started), sum(client.calls for client in clients) / count
 
 
-def ours(url: str, count: int, concurrency: int | None) -> tuple[float, float, float]:
+def ours(url: str, count: int) -> tuple[float, float, float]:
     """Return questions a minute by wall and by CPU, and calls a question."""
-    model = {"spec": url, "model": "stub", "concurrency": concurrency}
-    overrides = {f"{role}.{name}": value for role in ("policy", "judge") for name, value in model.items()}
+    overrides = {"policy.spec": url, "policy.model": "stub", "judge.spec": url, "judge.model": "stub"}
     config = load_config(preset="official", overrides=overrides)
     policy = open_llm(config.policy, "policy")
     made = parts(questions(count), open_format(config), policy, judge=policy)
@@ -144,14 +143,13 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--questions", type=int, default=512)
     parser.add_argument("--latency", type=float, default=0.05, help="seconds until a reply")
-    parser.add_argument("--concurrency", type=int, help="requests in flight (default: found out)")
     given = parser.parse_args()
     table = Table(__doc__)
     with server(given.latency) as url:
         one, calls = asyncio.run(published(url, 1, 2))
         ten, _ = asyncio.run(published(url, 10, 1))
-        ours(url, 1, given.concurrency)  # imports
-        wall, cpu, own_calls = ours(url, given.questions, given.concurrency)
+        ours(url, 1)  # imports
+        wall, cpu, own_calls = ours(url, given.questions)
         in_flight = most_in_flight(url)
     table.row("published, one process", one, "questions/min")
     table.row("published, ten processes", ten, "questions/min")

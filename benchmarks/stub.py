@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hashlib
 import json
 import subprocess
 import sys
@@ -121,8 +120,7 @@ class _Connection(asyncio.Protocol):
     """HTTP/1.1 with keep-alive and nothing else: a framework would take more CPU than the client that is measured."""
 
     latency_s = 0.0
-    served = in_flight = most_in_flight = 0  # of all connections
-    distinct: set[bytes] = set()  # noqa: RUF012 - requests of all connections, by hash
+    in_flight = most_in_flight = 0  # of all connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport, self.received = transport, b""
@@ -137,12 +135,8 @@ class _Connection(asyncio.Protocol):
                 return
             body, self.received = self.received[end + 4 : end + 4 + length], self.received[end + 4 + length :]
             if not head.startswith(b"post"):
-                counts = {"served": _Connection.served, "most_in_flight": _Connection.most_in_flight}
-                counts["repeated"] = _Connection.served - len(_Connection.distinct)
-                self._send({"data": [{"id": "stub"}], **counts})
+                self._send({"data": [{"id": "stub"}], "most_in_flight": _Connection.most_in_flight})
                 continue
-            _Connection.served += 1
-            _Connection.distinct.add(hashlib.blake2b(body, digest_size=8).digest())
             _Connection.in_flight += 1
             _Connection.most_in_flight = max(_Connection.most_in_flight, _Connection.in_flight)
             asyncio.get_running_loop().call_later(self.latency_s, self._answer, body)

@@ -82,7 +82,7 @@ def _head(paper: Paper, results: Results) -> Iterator[str]:
     values = f"{paper.page}.values.csv.gz"
     variants = [variant for found in results["settings"].values() for variant in found["variants"].values()]
     questions = max((variant["questions"] for variant in variants), default=0)
-    by_seed = max((max(variant.get("questions_by_seed", [0])) for variant in variants), default=0)
+    by_seed = max((max(variant["questions_by_seed"]) for variant in variants), default=0)
     yield f"# {paper.title}"
     yield ""
     yield f"Made on {results['date']} by `{results['command']}`;"
@@ -101,12 +101,11 @@ def _head(paper: Paper, results: Results) -> Iterator[str]:
         yield "shown too."
     else:
         yield f"Means are over all questions, and {rates} over all their steps, with one seed."
-    if results.get("seeds", 1) > 1:
+    if results["seeds"] > 1:
         yield from _OVER_SEEDS
     else:
         yield "Intervals are 95 % bootstrap intervals over questions; they do not cover other seeds."
-    if "seeds" in results:  # not in results of earlier versions
-        yield f"They are computed from [{values}]({values}); `python -m tools.recompute` repeats that."
+    yield f"They are computed from [{values}]({values}); `python -m tools.recompute` repeats that."
     yield ""
     yield f"- `{BASE}`: `{paper.policy}`, before training"
     present = {name for found in results["settings"].values() for name in found["variants"]}

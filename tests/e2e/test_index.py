@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,36 +108,6 @@ def test_it_is_served_as_search_r1_serves_it_and_measured_over_http(index: Path,
 def gold_id(index: Path, title: str) -> str:
     rows = map(json.loads, (index / "passages/passages.jsonl").read_text(encoding="utf-8").splitlines())
     return next(str(row["id"]) for row in rows if row["contents"].startswith(f"{title}\n"))
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "kind"),
-    [("passages/passages.jsonl", "bm25"), ("bm25/data.csc.index.npy", "bm25"), ("embeddings/*.npy", "dense")],
-)
-def test_a_flipped_byte_is_refused_in_one_line(index: Path, tmp_path: Path, pattern: str, kind: str) -> None:
-    copy = shutil.copytree(index, tmp_path / "copy")
-    (victim, *_) = copy.glob(pattern)
-    flip(victim)
-    line = refusal("index", "serve", copy, "--retriever", kind)
-    assert f"{victim.relative_to(copy)} is damaged: its checksum differs; build the index again" in line
-
-
-def test_a_missing_shard_and_another_encoder_are_refused(index: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(index, tmp_path / "copy")
-    (shard, *_) = (copy / "embeddings").glob("*.npy")
-    shard.unlink()
-    assert f"embeddings/{shard.name} is missing" in refusal("index", "serve", copy, "--retriever", "dense")
-    other = shutil.copytree(MODEL, tmp_path / "model")
-    config = json.loads((other / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (other / "tokenizer_config.json").write_text(json.dumps(config | {"changed": True}), encoding="utf-8")
-    line = refusal("index", "serve", index, "--retriever", "dense", "--encoder", other)
-    assert "was built with" in line or "another encoder" in line
 
 
 @pytest.mark.parametrize(

@@ -183,12 +183,6 @@ def test_a_dry_run_lists_what_would_go_up_and_sends_nothing(
     assert "no secrets, machine paths or e-mail addresses" in done.stdout
 
 
-def test_a_public_data_set_needs_a_licence(finished_run: Path, hub: FakeHub, online: dict[str, str]) -> None:
-    done = product.run("publish", finished_run, "--repo-id", ID, "--public", **online)
-    assert (done.returncode, hub.log) == (2, [])
-    assert "give it as --license" in done.stderr and done.stderr.count("\n") == 1
-
-
 def test_a_policy_is_published_as_a_model(tmp_path: Path, hub: FakeHub, online: dict[str, str]) -> None:
     path = write_policy(tmp_path / "policy")
     done = product.run(

@@ -184,9 +184,3 @@ def test_every_interval_can_be_computed_anew_from_the_values_beside_the_page(pla
     figures["settings"]["greedy"]["differences"]["with - base"]["all"]["em"]["low"] += 0.01
     write(PAPER, figures, rows, tmp_path)
     assert of_page(tmp_path / "toy.json").largest == pytest.approx(0.01)
-
-
-def test_the_page_tells_no_place_of_this_machine(figures, tmp_path):
-    text = json.dumps(figures) + "\n".join(page(PAPER, figures))
-    assert str(tmp_path) not in text
-    assert "reasonrag rl train --preset demo-hiprag --seed 0 --max-steps 6 " in text

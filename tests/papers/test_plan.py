@@ -13,23 +13,6 @@ from papers.plan import Plan, Stage
 from reasonrag.core.errors import RunError
 
 
-def world(out: Path) -> Stage:
-    """A command that needs a second."""
-    return Stage(("export", "demo", "--to", "flashrag", "--out", str(out)), out)
-
-
-def test_a_stage_is_said_run_and_not_done_twice(tmp_path):
-    said = []
-    stages = [world(tmp_path / "w")]
-    assert Plan(tmp_path / "out", stages).run(said.append) == 0
-    assert (tmp_path / "w" / "corpus.jsonl").exists()
-    assert Plan(tmp_path / "out", stages).run(said.append) == 0
-    assert said == [
-        f"[1/1] $ reasonrag export demo --to flashrag --out {tmp_path / 'w'}",
-        f"[1/1] done before: reasonrag export demo --to flashrag --out {tmp_path / 'w'}",
-    ]
-
-
 def test_a_command_that_fails_gives_the_exit_code_and_is_tried_again(tmp_path):
     broken = Stage(("pairs", str(tmp_path / "nothing")), tmp_path / "never")
     plan = [broken, quick(tmp_path / "w", broken.out), quick(tmp_path / "v")]
