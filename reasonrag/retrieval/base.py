@@ -156,9 +156,8 @@ class BatchedRetriever:
         Args:
             inner: the retriever that is called with whole batches.
             window_s: how long the first query of a batch waits for others.
-            max_batch: maximum queries in one call; a full batch leaves at once. None is the limit of a
-                request of `inner`, else 256: the queries of one batch wait for each other, and fail
-                together.
+            max_batch: maximum queries in one call; a full batch leaves at once. None is 256: the queries of
+                one batch wait for each other, and fail together.
             max_lookups: maximum calls of `inner` at a time; None means no limit. A waiting batch takes
                 more queries.
             store: keeps the rankings; None keeps them in the memory of this process.
@@ -166,7 +165,7 @@ class BatchedRetriever:
         self._inner = inner
         self.fingerprint = inner.fingerprint
         self._window_s = window_s
-        self._max_batch: int = max_batch if max_batch else getattr(inner, "max_queries", 256)
+        self._max_batch = max_batch or 256
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Semaphore(max_lookups) if max_lookups else nullcontext()
         self._store = store if store is not None else MemoryStore()
         self._open: dict[int, _Batch] = {}  # by top_k: batches that still take queries

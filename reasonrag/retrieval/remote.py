@@ -46,8 +46,6 @@ class RemoteRetriever:
     is sent as a bearer token.
     """
 
-    max_queries = 256  # in a request of a `BatchedRetriever`
-
     def __init__(
         self,
         urls: Sequence[str] | str,

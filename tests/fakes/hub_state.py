@@ -141,9 +141,6 @@ class FakeHub:
     def page(self, kind: str, repo_id: str) -> str:
         return f"{self.url}/{'datasets/' if kind == 'datasets' else ''}{repo_id}"
 
-    def requests(self, *routes: str) -> list[Entry]:
-        return [entry for entry in self.log if entry.route in routes]
-
     def bytes_written(self) -> int:
         """Bytes of all request bodies but those of reads and of the creation."""
         return sum(entry.received for entry in self.log if entry.route not in (*READS, "create"))

@@ -68,16 +68,6 @@ class Disconnect(Fault):
 
 
 @dataclass(frozen=True)
-class Slow(Fault):
-    """Answer well, but after this long."""
-
-    seconds: float
-
-    async def meet(self, request: web.Request) -> None:
-        await asyncio.sleep(self.seconds)
-
-
-@dataclass(frozen=True)
 class Held(Fault):
     """Answer well, but not before the condition holds."""
 

@@ -31,10 +31,6 @@ def faultless(name, *, limit=100):
     return [demonstrate(Improviser(q, PAGES, rng, FAULTLESS, whims=NO_WHIMS), name) for q in DEV[:limit]]
 
 
-def text_of(trajectory):
-    return trajectory.steps[-1].prompt.prefix + trajectory.steps[-1].completion.text
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     return make_tokenizer(stream_vocabulary_texts(), STREAM)
