@@ -483,12 +483,6 @@ class Addresses:
         message = f"{self.name} has not answered for {silent_s:.0f} s; last: {failure}"
         raise self.error(message, cause=failure.cause) from failure
 
-    def share(self, other: Addresses) -> None:
-        """Count requests together with those of another model at the addresses that both have: it is one engine."""
-        theirs = {server.url: server for server in other.all}
-        self.all = [theirs.get(server.url, server) for server in self.all]
-        self.slots = other.slots if self.all == other.all else _together(self.all)
-
 
 def _load(server: Slots) -> float:
     # Of several that answer, one that fails some requests gets fewer.

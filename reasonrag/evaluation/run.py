@@ -230,7 +230,7 @@ class Evaluation:
 
     def _run_policy(self, runner: asyncio.Runner, name: str, show: Show | None) -> PolicyResult:
         config = self.points[name][0][1]
-        llm = open_llm(config.policy, "policy", beside=self._judge)
+        llm = open_llm(config.policy, "policy")
         content = {
             "questions": questions_fingerprint(self.questions),
             "corpus": self.retriever.fingerprint,

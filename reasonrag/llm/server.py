@@ -216,12 +216,6 @@ class ServerLLM:
             raise ConfigError(f"{url} serves {len(models)} models ({names}): {NAME_IT}")
         raise ConfigError(f"{url} does not serve {self._wire.model!r}; it lists: {names}")
 
-    def share_slots(self, other: object) -> None:
-        """Count requests together with those of another model, at servers that both are on."""
-        if isinstance(other, ServerLLM):
-            self._addresses.share(other._addresses)
-            self.slots = self._addresses.slots
-
     async def aclose(self) -> None:
         if self._open is not None:
             session, self._open = self._open, None

@@ -129,22 +129,17 @@ def open_step_scorer(config: Config, format: Format) -> StepScorer | None:
 def _open_judge_model(config: Config, policy: LLM) -> LLM:
     """Open the judge of Eq. 6: `--judge`, or `--judge-model` on the policy's server, or the policy itself."""
     if config.judge.spec is not None:
-        return open_llm(config.judge.llm, "judge", beside=policy)
+        return open_llm(config.judge.llm, "judge")
     backend = config.policy.address.backend
     if config.judge.model in (None, config.policy.model) and (backend is None or backend.judges):
         return policy  # the same object, so that a model in this process is loaded once
     # Another model on the policy's server: its address and key, with the judge's own settings.
     settings = config.judge.model_dump(include={"model", "max_tokens", "concurrency"})
-    return open_llm(
-        config.policy.model_copy(update=settings | {"temperature": 0.0, "top_p": 1.0}), "judge", beside=policy
-    )
+    return open_llm(config.policy.model_copy(update=settings | {"temperature": 0.0, "top_p": 1.0}), "judge")
 
 
-def open_llm(config: ModelConfig, role: Role, *, beside: LLM | None = None) -> LLM:
+def open_llm(config: ModelConfig, role: Role) -> LLM:
     """Open the model that the configuration names; without a name, the paper's if this machine has a GPU.
-
-    At a server that the model `beside` is on too, both share the requests in flight, unless this one has
-    a number of its own.
 
     Raises:
         ConfigError: no model is named on a machine without a GPU, the address is unknown, or it cannot
@@ -159,10 +154,8 @@ def open_llm(config: ModelConfig, role: Role, *, beside: LLM | None = None) -> L
         from reasonrag.llm.server import NAME_IT
 
         raise ConfigError(f"{config.spec} needs the name of the model that it serves: {NAME_IT}")
-    llm: Any = resolve_name(address.backend.opener)(address, config)
-    if address.is_server and config.concurrency is None:
-        llm.share_slots(beside)
-    return llm  # type: ignore[no-any-return]
+    llm: LLM = resolve_name(address.backend.opener)(address, config)
+    return llm
 
 
 def commits(**models: LLM | None) -> dict[str, str]:

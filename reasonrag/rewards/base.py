@@ -1,9 +1,9 @@
 """Rewards score finished trajectories and explain each score; a failure is never a score.
 
 `Reward` is the protocol. `BatchReward` is the base class of the shipped rewards: one trajectory at a
-time, with the components that all rewards report. `FunctionReward` takes a plain function: TRL's
-convention for a batch, or one trajectory to one number. The settings of the rewards stand at the end: a
-section each, with the paper's values as defaults and its ablations as switches.
+time, with the components that all rewards report. `FunctionReward` takes a plain function in TRL's
+convention. The settings of the rewards stand at the end: a section each, with the paper's values as
+defaults and its ablations as switches.
 """
 
 from __future__ import annotations
@@ -266,19 +266,17 @@ COLUMNS = (
 
 
 class FunctionReward(BatchReward):
-    """Scores by a function, sync or async, in one of two forms.
+    """Scores by a function in TRL's convention, sync or async: `reward(completions, **kwargs) -> list[float | None]`.
 
-    `reward(completions, **kwargs) -> list[float | None]`, as in TRL: it has a parameter `completions` or
-    takes `**kwargs`, and is called with keyword arguments (`COLUMNS`) once for the trajectories of one
-    question. `reward(trajectory) -> float | None`: it has one parameter, and is called once per
-    `Trajectory`.
+    It is called once for the trajectories of one question, with the keyword arguments (`COLUMNS`) that it
+    names, or all of them if it takes `**kwargs`.
 
     None, NaN, a value that is not a number and an exception give no score: the trajectory is set aside,
     counted under `no_reward`, `not_finite`, `not_a_number` or `bug:TYPE`. A sync function blocks the
     rollouts of other questions while it runs, so one that waits for a network should be async.
 
     Args:
-        function: in one of the two forms, else ConfigError.
+        function: as above, else ConfigError.
         name: for messages, such as `my_rewards:brevity`.
         parts: gives the format that reads the trajectories.
     """
@@ -290,14 +288,13 @@ class FunctionReward(BatchReward):
         self.columns = trl_columns(function, name)
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
-        if self.columns is None:
-            return await super()._values(batch, step)
         available: dict[str, Any] = {column: [] for column in COLUMNS}
         for read in batch:
             for column, value in _row(read.trajectory).items():
                 available[column].append(value)
         available["step"] = step
-        rewards = list(await _awaited(self.function(**{column: available[column] for column in self.columns})))
+        result = self.function(**{column: available[column] for column in self.columns})
+        rewards = list(await result if inspect.isawaitable(result) else result)
         if len(rewards) != len(batch):
             raise ConfigError(
                 f"reward {self.name} returned {len(rewards)} rewards for {len(batch)} completions, so they cannot be "
@@ -305,16 +302,9 @@ class FunctionReward(BatchReward):
             )
         return [as_score(reward, read.parts) for reward, read in zip(rewards, batch, strict=True)]
 
-    async def _value(self, read: Read, step: int) -> Score:
-        return as_score(await _awaited(self.function(read.trajectory)), read.parts)
 
-
-async def _awaited(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result
-
-
-def trl_columns(function: Callable[..., Any], name: str) -> tuple[str, ...] | None:
-    """Return the columns to call a function with, in TRL's convention; None for a function of one trajectory.
+def trl_columns(function: Callable[..., Any], name: str) -> tuple[str, ...]:
+    """Return the columns to call a function with, in TRL's convention.
 
     Raises:
         ConfigError: it is not a function, or requires a column that does not exist.
@@ -323,16 +313,12 @@ def trl_columns(function: Callable[..., Any], name: str) -> tuple[str, ...] | No
     ('prompts', 'completions', 'question', 'golden_answers')
     >>> trl_columns(lambda completions, answer: [0.0], "mine")
     ('completions', 'answer')
-    >>> trl_columns(lambda trajectory: 0.0, "mine") is None
-    True
     """
     if not callable(function):
         raise ConfigError(f"reward {name} cannot be called; name a function or a class")
     parameters = inspect.signature(function).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
-    if not takes_any and "completions" not in names:
-        return None
     for parameter in parameters:
         if parameter.name in names and parameter.default is parameter.empty and parameter.name not in COLUMNS:
             raise ConfigError(

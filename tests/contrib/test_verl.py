@@ -92,8 +92,9 @@ def test_a_task_is_questions_a_reward_and_rollouts(tmp_path):
     assert found == {"score": 1.0, "em": 1.0, "f1": 1.0, "cem": 1.0, "rc": 0.0, "well_formed": 1.0}
 
 
-def silent(trajectory):
+def silent(trajectories):
     """A reward that has none."""
+    return [None for _ in trajectories]
 
 
 def test_a_reward_that_fails_is_no_score(tmp_path):

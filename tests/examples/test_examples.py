@@ -100,8 +100,8 @@ def test_an_own_reward_prefers_the_answer_with_fewer_searches(monkeypatch):
     trajectory, _ = asyncio.run(answer_with_elasticsearch(monkeypatch))
     thorough = reasonrag.Trajectory(QUESTION, (trajectory.steps[0], *trajectory.steps), trajectory.stop_reason)
     unanswered = reasonrag.Trajectory(QUESTION, trajectory.steps[:1])
-    assert f1_per_search(trajectory) - f1_per_search(thorough) == pytest.approx(0.05)
-    assert f1_per_search(unanswered) == 0.0
+    once, twice, never = f1_per_search([trajectory, thorough, unanswered])
+    assert (once - twice, never) == (pytest.approx(0.05), 0.0)
     short, long = short_completions([[{"content": "a"}], [{"content": "a" * 1000}]], prompts=[])
     assert short > long == 0.5
 

@@ -61,8 +61,8 @@ def test_a_judge_that_a_reward_does_not_ask_is_no_part_of_the_training(plans):
     assert content(reward__name=f"{TOYS}:OwnReward")["judge"] == "demo-judge", "it may ask it"
 
 
-def brevity(trajectory):
-    return 1 / len(trajectory.steps)
+def brevity(trajectories):
+    return [1 / len(trajectory.steps) for trajectory in trajectories]
 
 
 def with_solution(completions, solution):

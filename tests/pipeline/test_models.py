@@ -14,18 +14,6 @@ from reasonrag.pipeline.parts import check_llm, commits, open_llm
 from reasonrag.storage.folder import RunFolder
 from tests.llm.tiny import save_tiny_model
 
-
-def test_a_judge_at_a_server_of_the_policy_shares_its_requests_in_flight():
-    first, second = "http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"
-    policy = open_llm(ModelConfig(spec=f"{first},{second}", model="m"), "policy")
-    assert open_llm(ModelConfig(spec=f"{first},{second}", model="j"), "judge", beside=policy).slots is policy.slots
-    judge = open_llm(ModelConfig(spec=second, model="j"), "judge", beside=policy)
-    before, judge.slots.limit = policy.slots.limit, judge.slots.limit + 3
-    assert policy.slots.limit == before + 3
-    own = open_llm(ModelConfig(spec=second, model="j", concurrency=4), "judge", beside=policy)
-    assert (own.slots.limit, policy.slots.limit) == (4, before + 3)
-
-
 OWN = """
 import json, sys
 def raises(config):

@@ -31,26 +31,8 @@ async def matches_later(prompts, completions, answer):
     return [int(gold in completion[-1]["content"]) for completion, gold in zip(completions, answer, strict=True)]
 
 
-def brevity(trajectory):
-    return 1 / len(trajectory.answer)
-
-
-async def brevity_later(trajectory):
-    await asyncio.sleep(0)
-    return brevity(trajectory)
-
-
 def with_holes(completions):
     return [1.0, None, float("nan"), "high", float("inf")]
-
-
-def single_with_holes(trajectory):
-    match trajectory.answer:
-        case "none":
-            return None
-        case "raise":
-            raise ValueError("no idea")
-    return float(trajectory.answer)
 
 
 def raises(completions, **kwargs):
@@ -87,11 +69,6 @@ def test_a_function_that_takes_anything_is_given_every_column():
     assert SEEN["step"] == 7
 
 
-@pytest.mark.parametrize("name", ["brevity", "brevity_later"])
-def test_a_function_of_one_trajectory_scores_each(name):
-    assert values(score(opened(name), said("four"), said("eighteen"))) == [0.25, 0.125]
-
-
 def test_what_is_no_number_is_no_score_and_counted():
     reward = opened("with_holes")
     found = score(reward, *[said("x")] * 5)
@@ -102,12 +79,6 @@ def test_what_is_no_number_is_no_score_and_counted():
         (None, "not_a_number"),
         (None, "not_finite"),
     ]
-
-
-def test_a_function_of_one_trajectory_fails_alone():
-    found = score(opened("single_with_holes"), said("0.5"), said("none"), said("raise"), said("nan"))
-    assert [s.value for s in found] == [0.5, None, None, None]
-    assert [s.cause for s in found] == ["", "no_reward", "bug:ValueError", "not_finite"]
 
 
 def test_a_function_that_raises_sets_its_batch_aside():
