@@ -49,14 +49,11 @@ class VLLMServerSync:
     """Pushes weights into a vLLM server: pause, transfer, reset the prefix cache, resume.
 
     The reset is needed because text after a prefix that was cached with the old weights would belong to
-    no policy. If the transfer or the reset fails, the server stays paused, `version` is None, and the
-    next successful push resumes.
+    no policy. If the transfer or the reset fails, the server stays paused, and the next successful push
+    resumes.
 
     Of several processes (`torch.distributed`), rank 0 pushes. The others iterate over the tensors too, as
     gathering a sharded tensor needs all of them, and raise if rank 0 fails.
-
-    Attributes:
-        version: number of complete pushes; None if the server's weights are unknown.
     """
 
     def __init__(
@@ -84,8 +81,6 @@ class VLLMServerSync:
         self._root = base_url.rstrip("/").removesuffix("/v1")
         self._client = client
         self._pause_timeout_s, self._backoff_s = pause_timeout_s, backoff_s
-        self._pushed = 0
-        self.version: int | None = None
 
     def push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Push these weights, and return when the server uses them. Every process of the trainer has to call this.
@@ -121,10 +116,7 @@ class VLLMServerSync:
         if problem is not None:
             raise problem
         if messages[0] is not None:
-            self.version = None
             raise _failed(messages[0])
-        self._pushed += 1
-        self.version = self._pushed
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -140,8 +132,6 @@ class VLLMServerSync:
         except LLMError as error:
             # A request that got no reply may have paused it nevertheless.
             raise _failed(f"{self._root} cannot be paused: {error}; if it is, the next push resumes it") from error
-        # From here on the server may hold a part of the new weights.
-        self.version = None
         try:
             send_chunks(self._client, named_tensors, _CHUNK_BYTES)
             # Without the flag, vLLM before 0.26 kept the cache silently while any request held a block of
@@ -151,11 +141,11 @@ class VLLMServerSync:
                 raise _failed("the prefix cache was not reset")
         except Exception as error:
             raise _failed(
-                f"{self._root} did not take the weights of push {self._pushed + 1}: {reason(error)}. It may hold a "
+                f"{self._root} did not take the weights: {reason(error)}. It may hold a "
                 "part of them, so it stays paused; push again, or restart it"
             ) from error
         self._call("/resume")
-        log.info("weights pushed", server=self._root, push=self._pushed + 1)
+        log.info("weights pushed", server=self._root)
 
     def _call(self, path: str, timeout_s: float = _TIMEOUT_S) -> bytes:
         """POST with retries after transient failures; raise LLMError, or ConfigError without that endpoint."""

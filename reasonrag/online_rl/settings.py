@@ -36,7 +36,7 @@ class RolloutSettings(Section):
     """How trajectories are made.
 
     With `top_p` below 1 they follow another distribution than the trainer's log-probabilities, which
-    `importance` cannot correct: it has to be off then.
+    `importance` cannot correct.
     """
 
     group_size: int = setting(
@@ -179,7 +179,7 @@ class RLSettings(TrainSettings):
     mask_truncated: bool = setting(True, "exclude trajectories that a token limit cut off from the loss")
     importance: Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = setting(
         "auto",
-        "importance sampling correction between engine and trainer; auto: token_truncate with a server, else off",
+        "importance sampling correction between engine and trainer; auto: token_truncate for a server at top_p 1, else off",
     )
     max_steps: int = setting(200, "optimizer steps", "--max-steps", ge=1)
     per_device_train_batch_size: int = setting(
@@ -195,9 +195,6 @@ class RLSettings(TrainSettings):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> RLSettings:
-        # The ratio of the two probabilities would be that of two different distributions.
-        if self.rollout.top_p < 1 and self.importance != "off":
-            raise ValueError("rollout.top_p below 1 changes the sampling distribution; set importance to off")
         if self.rollout.group_size == 1 and (not self.by_token or self.sampling.dynamic):
             comparing = "sampling.dynamic" if self.by_token else f"algorithm {self.algorithm}"
             raise ValueError(

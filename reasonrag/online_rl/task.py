@@ -168,9 +168,7 @@ def _reward_content(settings: RLSettings, needs: frozenset[str]) -> dict[str, st
     if "judge" in needs:
         prompts = PromptSet.find(settings.format.prompts)
         texts = [templates_fingerprint(prompts)]
-        # HiPRAG's question to the policy; a user's own reward may ask it too.
-        may_ask_policy = ":" in reward.name and (prompts.folder / "hiprag" / "direct.txt").is_file()
-        if may_ask_policy or reward.name == "hiprag":
+        if reward.name == "hiprag":  # its question to the policy
             texts.append(prompts.text("hiprag/direct"))
         content["judge"] = judge_name(settings.judge)
         content["judge_prompts"] = fingerprint(*texts)

@@ -141,7 +141,8 @@ def trl_settings(settings: RLSettings) -> dict[str, Any]:
 def importance_of(settings: RLSettings) -> str | None:
     """Return how the loss corrects for rollouts from other weights or numerics than the trainer's; None for not."""
     if settings.importance == "auto":
-        return "token_truncate" if settings.rollout.url else None
+        # With a top_p below 1 the ratio would be that of two different distributions.
+        return "token_truncate" if settings.rollout.url and settings.rollout.top_p == 1 else None
     return None if settings.importance == "off" else settings.importance
 
 

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import structlog
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from reasonrag.core.config import PRM
 from reasonrag.core.errors import BackendError, ConfigError, InputError, Interrupted
@@ -436,8 +436,8 @@ class WhenToSearchSettings(Section):
     beta: float = setting(0.3, "reward of one retrieval (Eq. 10 and 11)", ge=0)
     rc_cap: int = setting(
         3,
-        "maximum retrievals that count in Eq. 10 and 11, so that a wrong answer never earns as much as a right one of "
-        "the same form",
+        "maximum retrievals that count in Eq. 10 and 11. While beta * rc_cap is below 1, a wrong answer never earns as "
+        "much as a right one of the same form",
         ge=0,
     )
     stages: Literal["both", "one", "two", "unified"] = setting(
@@ -456,17 +456,6 @@ class WhenToSearchSettings(Section):
     )
     no_r_a: bool = setting(False, "ablation: ignore whether the answer is right (r_a is 0)")
     no_r_s: bool = setting(False, "ablation: ignore the similarity of queries (Eq. 9 is 0)")
-
-    @model_validator(mode="after")
-    def _right_answers_earn_more(self) -> WhenToSearchSettings:
-        # The two r_a differ by 2 - beta * rc_cap; r_s, from -1 to 0, can offset 1 of that.
-        limit = 2 if self.no_r_s else 1
-        if self.stages != "unified" and self.beta * self.rc_cap >= limit:
-            raise ValueError(
-                f"beta {self.beta} times rc_cap {self.rc_cap} is {limit} or more: a wrong answer would earn as much as "
-                "a right one (Eq. 9 to 12); lower one of them"
-            )
-        return self
 
 
 class RewardSettings(Section):

@@ -156,4 +156,3 @@ def test_a_vllm_server_writes_with_the_weights_that_were_pushed(vllm_server: str
             )
             completion = completed(llm, prompt, Sampling(temperature=0.7, max_tokens=12, seed=3))
             assert completion.logprobs == pytest.approx(logprobs_by(model, completion, 0.7), abs=1e-2)
-        assert sync.version == 2

@@ -93,10 +93,9 @@ def server() -> Iterator[FakeVLLM]:
 
 def test_a_push_pauses_transfers_resets_the_cache_and_resumes(server: FakeVLLM):
     sync = opened(server)
-    assert sync.version is None
     sync.push(weights(1))
     assert server.calls == WHOLE
-    assert (sync.version, server.weights, server.paused) == (1, {"v": -1, "w": 1}, False)
+    assert (server.weights, server.paused) == ({"v": -1, "w": 1}, False)
 
 
 def failing(after: int = 1) -> Iterator[tuple[str, Any]]:
@@ -107,12 +106,12 @@ def failing(after: int = 1) -> Iterator[tuple[str, Any]]:
 def test_a_transfer_that_fails_leaves_the_server_paused_until_the_next_whole_push(server: FakeVLLM):
     sync = opened(server)
     sync.push(weights(1))
-    with pytest.raises(LLMError, match=r"push 2: no room for the next tensor.*stays paused") as caught:
+    with pytest.raises(LLMError, match=r"the weights: no room for the next tensor.*stays paused") as caught:
         sync.push(failing())
     assert caught.value.cause == "weight_sync"
-    assert (sync.version, server.paused, server.calls[-1]) == (None, True, "start")
+    assert (server.paused, server.calls[-1]) == (True, "start")
     sync.push(weights(2))
-    assert (sync.version, server.paused, server.weights["w"]) == (2, False, 2)
+    assert (server.paused, server.weights["w"]) == (False, 2)
 
 
 @pytest.mark.parametrize("fault", ["kept", 409], ids=["success: false", "refused"])
@@ -121,7 +120,7 @@ def test_a_cache_that_is_not_reset_fails_the_push(server: FakeVLLM, fault: int |
     sync = opened(server)
     with pytest.raises(LLMError, match="stays paused"):
         sync.push(weights(1))
-    assert (sync.version, server.paused) == (None, True)
+    assert server.paused
 
 
 def test_a_server_that_cannot_be_paused_keeps_its_weights(server: FakeVLLM):
@@ -130,7 +129,7 @@ def test_a_server_that_cannot_be_paused_keeps_its_weights(server: FakeVLLM):
     server.faults["pause"] = [400]
     with pytest.raises(LLMError, match="cannot be paused"):
         sync.push(weights(2))
-    assert (sync.version, server.weights["w"]) == (1, 1)
+    assert server.weights["w"] == 1
 
 
 @pytest.mark.parametrize(("name", "fault"), [("pause", 503), ("reset_prefix_cache", "drop"), ("resume", 503)])
@@ -138,7 +137,7 @@ def test_a_hiccup_of_a_control_request_is_overcome(server: FakeVLLM, name: str, 
     server.faults.update(**{name: [fault]})
     sync = opened(server)
     sync.push(weights(1))
-    assert (sync.version, server.paused, server.weights["w"]) == (1, False, 1)
+    assert (server.paused, server.weights["w"]) == (False, 1)
 
 
 def test_a_server_without_the_endpoints_is_told_how_to_start(server: FakeVLLM):
@@ -214,12 +213,11 @@ def _one_of_two(rank: int, rendezvous: str, url: str, said: Any) -> None:
             yield tensor
 
     sync.push(tensors())
-    version = sync.version
     try:
         sync.push(tensors())
     except LLMError as error:
         message = str(error)
-    said.put((rank, len(seen), version, sync.version, message))
+    said.put((rank, len(seen), message))
     dist.destroy_process_group()
 
 
@@ -238,5 +236,5 @@ def test_of_two_processes_one_pushes_and_both_know_how_it_went(tmp_path: Path):
             process.join(10)
         pauses = [call for call in server.calls if call.startswith("pause")]
     assert len(pauses) == 2
-    assert [result[:4] for result in results] == [(rank, 4, 1, None) for rank in range(2)]
+    assert [result[:2] for result in results] == [(rank, 4) for rank in range(2)]
     assert all("the group is gone" in message for *_, message in results)

@@ -29,7 +29,6 @@ def flat(tree: RLSettings) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"rollout__top_p": 0.9}, "changes the sampling distribution"),
         ({"rollout__group_size": 1}, "algorithm grpo compares the trajectories of a question"),
         ({"rollout__group_size": 1, "algorithm": "ppo", "sampling__dynamic": True}, "sampling.dynamic compares"),
         ({"algorithm": "ppo", "credit": "step"}, "gives each token its own; leave credit out"),

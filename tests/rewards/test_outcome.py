@@ -181,9 +181,6 @@ def test_what_the_user_has_to_mend_is_raised():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"when_to_search": {"rc_cap": 7}}, "a wrong answer would earn as much"),
-        ({"when_to_search": {"rc_cap": 4}}, "is 1 or more: a wrong answer would earn as much"),
-        ({"when_to_search": {"rc_cap": 7, "no_r_s": True}}, "is 2 or more: a wrong answer would earn as much"),
         ({"when_to_search": {"switch_step": -1}}, "switch_step"),
         ({"hiprag": {"lambda_q": 0.4}}, "unknown key 'hiprag.lambda_q'; did you mean 'hiprag.lambda_p'"),
         ({"hiprag": {"lambda_p": -0.1}}, "greater than or equal to 0"),
@@ -192,9 +189,3 @@ def test_what_the_user_has_to_mend_is_raised():
 def test_settings_that_cannot_work_are_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         validate(RewardSettings, given)
-
-
-def test_without_r_s_more_retrievals_may_count():
-    settings = validate(RewardSettings, {"when_to_search": {"rc_cap": 6, "no_r_s": True}})
-    assert settings.when_to_search.rc_cap == 6
-    assert validate(RewardSettings, {"when_to_search": {"rc_cap": 7, "stages": "unified"}})
