@@ -179,7 +179,7 @@ class RLSettings(TrainSettings):
     mask_truncated: bool = setting(True, "exclude trajectories that a token limit cut off from the loss")
     importance: Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = setting(
         "auto",
-        "importance sampling correction between engine and trainer; auto: token_truncate for a server at top_p 1, else off",
+        "importance sampling correction between engine and trainer; auto: token_truncate with a server if top_p is 1",
     )
     max_steps: int = setting(200, "optimizer steps", "--max-steps", ge=1)
     per_device_train_batch_size: int = setting(
