@@ -28,7 +28,8 @@ from typing import Any, ClassVar
 
 from benchmarks import stub, training
 from benchmarks.table import Table, options
-from reasonrag.core.config import load_config
+from reasonrag.core.config import ModelConfig, load_config
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import Completion, Prompt, Question
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import LLM, Sampling
@@ -117,10 +118,11 @@ def open_engine(path: str) -> tuple[LLM, str]:
         from reasonrag.llm.vllm_engine import VLLMEngine
 
         # What ran before keeps some of the memory.
-        return VLLMEngine(path, gpu_memory_utilization=0.4, max_model_len=8192), "vLLM"
-    from reasonrag.llm.local import TransformersLLM
+        address = ModelAddress("vllm", path)
+        return VLLMEngine(address, ModelConfig(), gpu_memory_utilization=0.4, max_model_len=8192), "vLLM"
+    from reasonrag.llm.local import open_transformers
 
-    return TransformersLLM(path, batch_size=64), "transformers"
+    return open_transformers(ModelAddress("hf", path), ModelConfig(batch_size=64)), "transformers"
 
 
 async def reset(engine: Any) -> None:

@@ -23,7 +23,7 @@ class Backend:
     """An engine and its abilities.
 
     Attributes:
-        opener: `PACKAGE.MODULE:FUNCTION`, called with the address and its `ModelConfig`; imported when a
+        opener: `PACKAGE.MODULE:NAME`, called with the address and its `ModelConfig`; imported when a
             model is opened. It returns an `LLM`.
         form: the form of its addresses, with a note, for help texts and errors.
         description: a policy of this engine, for the card of a data set.
@@ -62,7 +62,7 @@ BACKENDS: dict[str, Backend] = {
         trainable=True,
     ),
     "vllm": Backend(
-        "reasonrag.llm.vllm_engine:open_vllm",
+        "reasonrag.llm.vllm_engine:VLLMEngine",
         "vllm:NAME_OR_PATH (vLLM in this process)",
         loads_weights=True,
         trainable=True,

@@ -13,7 +13,7 @@ from reasonrag.core.text import excerpt
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, caller, cut_at_stop, overflows_context
 from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
-from reasonrag.llm.model_folder import model_commit, model_identity, public_name
+from reasonrag.llm.model_folder import model_commit, model_identity
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -24,24 +24,12 @@ class VLLMEngine:
     Seeded samples are reproducible on the same hardware and in the same batch.
     """
 
-    commit: str | None = None  # of a model from the Hub
-
-    def __init__(
-        self,
-        path_or_name: str,
-        *,
-        name: str | None = None,
-        revision: str | None = None,
-        chat_template: str | None = None,
-        **engine_args: Any,
-    ) -> None:
+    def __init__(self, address: ModelAddress, config: ModelConfig, **engine_args: Any) -> None:
         """Start the engine; this takes a minute or more.
 
         Args:
-            path_or_name: a folder or a Hub name.
-            name: name in run identities; None takes the Hub name or the folder's name.
-            revision: revision of a Hub model.
-            chat_template: as `template` of `ChatTemplate.load`.
+            address: `vllm:NAME_OR_PATH`.
+            config: its chat template, and how to load it.
             engine_args: other arguments of vLLM's `AsyncEngineArgs`, such as `tensor_parallel_size` or
                 `max_model_len`.
 
@@ -55,18 +43,16 @@ class VLLMEngine:
             raise ConfigError(
                 f"vLLM cannot be imported ({excerpt(str(error), 120)}); install reasonrag[vllm], or use a vLLM server"
             ) from error
-        self.name = name or public_name(path_or_name)
-        self._chat = ChatTemplate.load(
-            path_or_name,
-            revision=revision,
-            trust_remote_code=bool(engine_args.get("trust_remote_code")),
-            template=chat_template,
-        )
+        identity = model_identity(address.model, config.revision) + template_identity(config.chat_template)
+        self.name = f"vllm:{identity}"
+        loaded: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+        self._chat = ChatTemplate.load(address.model, template=config.chat_template, **loaded)
         # The default reports logprobs from before the temperature is applied.
-        settings = {"revision": revision, "logprobs_mode": "processed_logprobs", **engine_args}
-        with loading(path_or_name):
-            self._engine: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(model=path_or_name, **settings))
-        self.slots = Slots(2 * self._engine.vllm_config.scheduler_config.max_num_seqs)
+        settings = {"dtype": config.dtype or "auto", "logprobs_mode": "processed_logprobs", **loaded, **engine_args}
+        with loading(address.model):
+            self._engine: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(model=address.model, **settings))
+        self.slots = Slots(config.concurrency or 2 * self._engine.vllm_config.scheduler_config.max_num_seqs)
+        self.commit = model_commit(address.model, config.revision)  # of a model from the Hub
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         """Return a completion with token ids; logprobs only if `top_p` is 1, as vLLM normalises over the nucleus.
@@ -127,19 +113,3 @@ def completion(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> C
         logprobs = tuple(float(alternatives[token].logprob) for alternatives, token in steps)
     counts = (len(prompt_ids), len(token_ids), output.num_cached_tokens)
     return Completion(text, finish_reason, token_ids, logprobs, prompt_ids, *counts)
-
-
-def open_vllm(address: ModelAddress, config: ModelConfig) -> VLLMEngine:
-    """Load the model at `vllm:NAME_OR_PATH`."""
-    identity = model_identity(address.model, config.revision) + template_identity(config.chat_template)
-    llm = VLLMEngine(
-        address.model,
-        name=f"vllm:{identity}",
-        revision=config.revision,
-        chat_template=config.chat_template,
-        dtype=config.dtype or "auto",
-        trust_remote_code=config.trust_remote_code,
-    )
-    llm.slots.limit = config.concurrency or llm.slots.limit
-    llm.commit = model_commit(address.model, config.revision)
-    return llm

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.core.models import demo_folder
+from reasonrag.core.config import ModelConfig
+from reasonrag.core.models import ModelAddress, demo_folder
 from reasonrag.core.types import Completion, Message, Prompt, Span
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.base import LLM, Sampling
@@ -89,9 +90,8 @@ def test_vllm_in_this_process_reads_sampled_ids_and_reports_logprobs_at_the_temp
 
     chat = ChatTemplate.load(str(tiny_model))
     prompt = open_turn(chat)
-    engine = VLLMEngine(
-        str(tiny_model), dtype="float32", enforce_eager=True, max_model_len=512, gpu_memory_utilization=0.2
-    )
+    address, config = ModelAddress("vllm", str(tiny_model)), ModelConfig(dtype="float32")
+    engine = VLLMEngine(address, config, enforce_eager=True, max_model_len=512, gpu_memory_utilization=0.2)
     completion = completed(engine, prompt, Sampling(temperature=0.7, max_tokens=12, seed=3))
     assert completion.prompt_token_ids == chat.token_ids(prompt)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)

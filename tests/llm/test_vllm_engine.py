@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import FinishReason
 from reasonrag.llm.vllm_engine import VLLMEngine, completion
 
@@ -37,4 +39,4 @@ def test_a_request_that_ended_without_output_is_an_error():
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_the_error_says_what_to_install():
     with pytest.raises(ConfigError, match=r"reasonrag\[vllm\]"):
-        VLLMEngine("any/model")
+        VLLMEngine(ModelAddress("vllm", "any/model"), ModelConfig())

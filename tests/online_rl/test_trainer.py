@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from reasonrag.core.errors import Stalled
-from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.collector import RolloutLoop
 from reasonrag.online_rl.rows import REWARD, group_advantages
 from reasonrag.training.model import model_path
+from tests.llm.tiny import loaded
 from tests.online_rl.toys import made, settings
 
 HOLES = "tests.online_rl.toys:HolesReward"
@@ -202,7 +202,7 @@ def differences(trainer: Any) -> list[float]:
 class Copied:
     """Brings weights to an LLM that holds a copy, `late` pushes after they were sent."""
 
-    def __init__(self, llm: TransformersLLM, late: int) -> None:
+    def __init__(self, llm: Any, late: int) -> None:
         self.llm, self.late = llm, late
         self.sent: list[dict[str, Any]] = []
 
@@ -225,7 +225,7 @@ class Copied:
 @pytest.mark.parametrize(("method", "late"), [("lora", 0), ("full", 1)], ids=["up to date", "a step behind"])
 def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, tmp_path):
     with made(settings(method=method, **EXACT), tmp_path / "out") as trainer:
-        llm = TransformersLLM(model_path("demo:search_r1"), batch_size=16, device="cpu", dtype="float32")
+        llm = loaded(model_path("demo:search_r1"), batch_size=16, device="cpu", dtype="float32")
         sync = Copied(llm, late)
         trainer.rollouts.collector.engine.llm = llm
         trainer.rollouts = replace(trainer.rollouts, local=None, weights=sync)
