@@ -16,7 +16,7 @@ import queue
 import secrets
 import select
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from random import Random
@@ -266,8 +266,11 @@ class TransformersLLM:
     def _finish_reason(self, row: _Row, token: int) -> FinishReason | None:
         if token in self._end_ids:
             return FinishReason.STOP
-        if row.stop and cut_at_stop(self.chat.decode(row.token_ids[-_tail_length(row.stop) :]), row.stop) is not None:
-            return FinishReason.STOP
+        if row.stop:
+            # Decodes as many of the last tokens as any stop string that ends in them can have.
+            tail_length = max(len(mark.encode()) for mark in row.stop) + _SPARE_TAIL_TOKENS
+            if cut_at_stop(self.chat.decode(row.token_ids[-tail_length:]), row.stop) is not None:
+                return FinishReason.STOP
         return FinishReason.LENGTH if len(row.token_ids) >= row.max_tokens else None
 
     def _failure(self, cause: str, error: Exception) -> LLMError:
@@ -377,11 +380,6 @@ def sampled_completion(
         len(prompt_ids),
         len(token_ids),
     )
-
-
-def _tail_length(stop: Iterable[str]) -> int:
-    """Return how many of the last tokens to decode to find any stop string that ends in them."""
-    return max(len(mark.encode()) for mark in stop) + _SPARE_TAIL_TOKENS
 
 
 def end_token_ids(model: Any, chat: ChatTemplate) -> frozenset[int]:

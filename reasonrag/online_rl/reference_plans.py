@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.errors import BackendError, DataError, Interrupted
+from reasonrag.core.errors import BackendError, Interrupted
 from reasonrag.core.event_loop import STALL_S
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Question, Trajectory
@@ -151,8 +151,5 @@ def load_plans(path: Path) -> Plans:
     """
     plans: Plans = {}
     for row in read_parquet(path, plan_schema()):
-        key = (row["dataset"], row["question_id"])
-        if key in plans:
-            raise DataError(f"{path.name} has two plans for question {key[1]!r} of {key[0]!r}; make it again")
-        plans[key] = ReferencePlan(row["planner"], tuple(row["steps"]))
+        plans[row["dataset"], row["question_id"]] = ReferencePlan(row["planner"], tuple(row["steps"]))
     return plans

@@ -62,7 +62,7 @@ class JudgeService:
         self.attempts = attempts
         self._in_flight: dict[tuple[str, Prompt, int], asyncio.Task[Any]] = {}
 
-    async def ask(self, name: str, fields: Fields, contract: Contract[Verdict]) -> Verdict:
+    async def ask(self, name: str, fields: Fields, contract: Contract[Verdict], *, seed: int | None = None) -> Verdict:
         """Ask for one verdict. The request depends on the arguments alone, so that it can be cached by content.
 
         Args:
@@ -70,21 +70,15 @@ class JudgeService:
             fields: the texts to judge, by label: a text is one line, a sequence is numbered lines. All
                 are quoted.
             contract: how the reply is parsed.
+            seed: of the first attempt; None derives it from the request.
 
         Raises:
             JudgeError: no reply could be parsed (`unreadable`), or the judge does not answer (`timeout`,
                 `unreachable`).
         """
-        prompt = self.prompt(name, fields)
-        return await self.ask_prompt(name, prompt, contract, seed=derive_seed(0, name, prompt.messages[1].content))
-
-    def prompt(self, name: str, fields: Fields) -> Prompt:
-        """Return the template as the system message and the fields as the user's; see `ask`."""
-        instructions = self.prompts.text(f"judge/{name}")
-        return Prompt((Message("system", instructions), Message("user", quoted(fields))))
-
-    async def ask_prompt(self, name: str, prompt: Prompt, contract: Contract[Verdict], *, seed: int) -> Verdict:
-        """Ask as `ask` does, with the caller's prompt and the caller's seed for the first attempt."""
+        user = Message("user", quoted(fields))
+        prompt = Prompt((Message("system", self.prompts.text(f"judge/{name}")), user))
+        seed = derive_seed(0, name, user.content) if seed is None else seed
         key = (name, prompt, seed)
         if key not in self._in_flight:
             task = asyncio.create_task(self._ask(name, prompt, contract, seed))
@@ -96,13 +90,6 @@ class JudgeService:
         return verdict
 
     async def _ask(self, name: str, prompt: Prompt, contract: Contract[Verdict], seed: int) -> Verdict:
-        try:
-            return await self._attempt(name, prompt, contract, seed)
-        except LLMError as error:
-            cause = "timeout" if error.cause == "timeout" else "unreachable"
-            raise JudgeError(f"judge {self.llm.name!r} ({name}) does not answer: {error}", cause=cause) from error
-
-    async def _attempt(self, name: str, prompt: Prompt, contract: Contract[Verdict], seed: int) -> Verdict:
         system, user = prompt.messages
         reminded = replace(prompt, messages=(system, Message("user", f"{user.content}\n\n{contract.reminder}")))
         for attempt in range(self.attempts):
@@ -110,7 +97,11 @@ class JudgeService:
             if attempt >= 2:  # a greedy judge would repeat its second reply
                 temperature = max(temperature, 1.0)
             sampling = replace(self.sampling, temperature=temperature, seed=derive_seed(seed, attempt))
-            reply = await self.llm.complete(reminded if attempt else prompt, sampling)
+            try:
+                reply = await self.llm.complete(reminded if attempt else prompt, sampling)
+            except LLMError as error:
+                cause = "timeout" if error.cause == "timeout" else "unreachable"
+                raise JudgeError(f"judge {self.llm.name!r} ({name}) does not answer: {error}", cause=cause) from error
             verdict = contract.read(reply.text)
             if verdict is not None:
                 return verdict
@@ -211,16 +202,13 @@ class ProcessJudge:
         """
         # Steps are quoted: "So the score is 1" written by the policy must not look like the judge's
         # verdict.
-        prompt = self.service.prompt(
-            "process",
-            {
-                "Question": trajectory.question.question,
-                "Golden answers": " | ".join(trajectory.question.golden_answers),
-                "Steps so far": [step.completion.text for step in trajectory.steps],
-            },
-        )
+        shown: Fields = {
+            "Question": trajectory.question.question,
+            "Golden answers": " | ".join(trajectory.question.golden_answers),
+            "Steps so far": [step.completion.text for step in trajectory.steps],
+        }
         try:
-            return await self.service.ask_prompt("process", prompt, _PROCESS, seed=seed)
+            return await self.service.ask("process", shown, _PROCESS, seed=seed)
         except JudgeError as error:
             if isinstance(error.__cause__, LLMError):
                 raise error.__cause__ from None
