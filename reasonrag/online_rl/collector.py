@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import structlog
 
@@ -63,12 +63,6 @@ class RolloutLoop:
         self.parts = contextlib.AsyncExitStack()
         self.stall_s = stall_s
         self._runner = event_loop.runner()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return the result of work; raise Stalled if it makes no progress."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reasonrag.core.config import Config, JudgeConfig, PolicyCard
-from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import named_path
 from reasonrag.core.types import Question
 from reasonrag.formats import Format, PromptSet, open_format
@@ -94,8 +94,8 @@ def open_task(settings: RLSettings) -> Task:
     if settings.judge.spec is not None:
         check_llm(settings.judge.llm, "judge")
     needs = needs_of(settings, format)
-    content = _reward_content(settings, needs)
     plans = load_plans(named_path(settings.plans)) if settings.plans is not None else {}
+    content = _reward_content(settings, needs)
     questions = open_questions(config)
     held_out = _held_out(settings, config, questions)
     retriever = open_retriever(config, questions)
@@ -162,7 +162,7 @@ def _reward_content(settings: RLSettings, needs: frozenset[str]) -> dict[str, st
     """Return what identifies the judge, encoder, PRM and plans, on which the reward's values depend.
 
     Raises:
-        ConfigError, DataError: the prompt set lacks a text, or the plans cannot be read.
+        ConfigError: the prompt set lacks a text.
     """
     reward, content = settings.reward, {}
     if "judge" in needs:
@@ -179,13 +179,7 @@ def _reward_content(settings: RLSettings, needs: frozenset[str]) -> dict[str, st
         spec = reward.prm.model
         content["prm"] = spec if spec.startswith("python:") else model_identity(str(named_path(spec)))
     if settings.plans is not None:
-        path = named_path(settings.plans)
-        try:
-            content["plans"] = size_and_digest(path)[1][:16]
-        except OSError as error:
-            raise DataError(
-                f"plans {path} cannot be read ({error.strerror}); name the file that `reasonrag rl plan` wrote"
-            ) from error
+        content["plans"] = size_and_digest(named_path(settings.plans))[1][:16]
     return content
 
 
@@ -270,7 +264,4 @@ def _held_out_retriever(settings: RLSettings, config: Config, held_out: list[Que
     is_demo = retrieval.kind in (None, "bm25") and data == settings.data == "demo"
     if not held_out or has_corpus or is_demo:
         return None
-    try:
-        return open_retriever(_of_questions(config, dataset=data), held_out)
-    except DataError as error:
-        raise DataError(f"validation: {error}") from error
+    return open_retriever(_of_questions(config, dataset=data), held_out)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
     task = open_task(settings)
     run = TrainingRun("rl", settings, out, log=log)
     run.prepare(GRPOConfig, **trl_settings(settings))
-    with RolloutLoop(task.config.stall_s) as loop, run:
+    with closing(RolloutLoop(task.config.stall_s)) as loop, run:
         loop.parts.push_async_callback(task.aclose)
         run.log(task.describe())
         # Rows are numbers for TRL's sampler: the collector chooses the questions by the step.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,7 @@ def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, tmp_path)
 
 def test_rollouts_that_stand_still_are_ended_after_the_stall_that_is_set():
     stall_s = settings(run__stall_s=0.3).as_config().stall_s
-    with RolloutLoop(stall_s) as loop, pytest.raises(Stalled, match=r"no token, reply or commit for 0\.3 s"):
+    with closing(RolloutLoop(stall_s)) as loop, pytest.raises(Stalled, match=r"no token, reply or commit for 0\.3 s"):
         loop.run(asyncio.sleep(60))
 
 
