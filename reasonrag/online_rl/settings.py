@@ -188,7 +188,7 @@ class RLSettings(TrainSettings):
     lr_scheduler_type: str = setting("constant", "learning rate schedule, by its name in transformers")
     save_steps: int = execution(
         20,
-        "optimizer steps between checkpoints; each ends a batch",
+        "optimizer steps between checkpoints",
         "--save-steps",
         ge=1,
     )
