@@ -14,10 +14,10 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import excerpt, find_secrets, one_line, valid_unicode
@@ -94,15 +94,6 @@ class Section(BaseModel):
         # secret.
         _refuse_secrets(tree)
         return tree
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_as_number(cls, value: Any, info: Any) -> Any:
-        # pydantic takes true for 1. Its `strict` would refuse 1e-5 too, which YAML reads as a text.
-        declared = cls.model_fields[info.field_name].annotation
-        if isinstance(value, bool) and {int, float} & {declared, *get_args(declared)}:
-            raise ValueError(f"expected a number, got {str(value).lower()}")
-        return value
 
 
 S = TypeVar("S", bound=Section)
