@@ -4,7 +4,7 @@ import pytest
 
 from reasonrag.core.config import POLICY_CARD, PRESETS, Config, PolicyCard, copy_card, load_config
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import Section, dump, identity, validate
+from reasonrag.core.settings import Section, dump, identity, parse_assignment, validate
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.retrieval.index import IndexConfig
 from reasonrag.retrieval.server import ServeSettings
@@ -119,6 +119,13 @@ def test_the_demo_policy_acts_on_the_demo_questions_unless_another_is_named():
     assert (demo.policy.spec, demo.format.prompts) == ("demo", "brief")
     assert load_config(overrides={"questions.dataset": "demo", "policy.spec": "extractive"}).policy.spec == "extractive"
     assert load_config(overrides={"questions.dataset": "nq"}).policy.spec is None
+
+
+def test_assignments_are_yaml():
+    assert parse_assignment("a.b=[1, x]") == ("a.b", [1, "x"])
+    for bad in ("a.b", "a.b=", "=3", "a={"):
+        with pytest.raises(ConfigError):
+            parse_assignment(bad)
 
 
 def test_a_policy_that_judges_itself_has_one_price():

@@ -157,3 +157,10 @@ def test_valid_unicode_can_be_encoded_and_touches_nothing_else(text: str) -> Non
     assert len(cleaned) == len(text)
     assert all(new == old for old, new in zip(text, cleaned, strict=True) if not "\ud800" <= old <= "\udfff")
     cleaned.encode()
+
+
+@given(hostile)
+def test_one_line_is_one_line(text: str) -> None:
+    line = one_line(text)
+    assert len(line.splitlines()) <= 1 and line == line.strip() and "  " not in line
+    assert one_line(line) == line
