@@ -1,7 +1,7 @@
 # Everything runs in .venv, which the first target that needs it creates.
 PYTHON ?= python3
 BIN := .venv/bin
-DEMO := runs/demo
+DEMO := runs/full-demo
 
 .DEFAULT_GOAL := help
 # `make test WORKERS=8` on a larger machine; `make quick TESTS=tests/mcts` for one room.
@@ -21,7 +21,8 @@ setup: .venv/.complete  ## create .venv with everything that tests need
 
 .venv/.complete: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dense,serve,docs,dev]'
+	# `compat`: else a clone's folder of the same name hides the package from what runs in the folder that holds it.
+	$(BIN)/python -m pip install --quiet -c constraints.txt -C editable_mode=compat -e '.[train,dense,serve,docs,dev]'
 	touch $@
 
 # The whole story in the demo world, on a CPU: a tiny policy, trees over training questions, preference pairs, DPO (and
@@ -120,4 +121,4 @@ wheel: setup  ## build the wheel, install it into a fresh environment without ex
 	cd build && wheel/bin/reasonrag --version && wheel/bin/python -c 'import reasonrag; print(reasonrag.__all__)'
 
 clean:  ## delete what these targets wrote
-	rm -rf runs/demo runs/smoke build dist
+	rm -rf $(DEMO) runs/smoke build dist

@@ -150,7 +150,7 @@ def schema_page() -> str:
         "",
         NOTE,
         "```bash",
-        "reasonrag show runs/demo/trees",
+        "reasonrag show runs/demo",
         "```",
         "",
         "Schemas are written down, never inferred, so every shard has the same columns whatever its rows hold. Pages",

@@ -114,10 +114,10 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
       reasonrag eval --dataset hotpotqa --policy base=http://127.0.0.1:8000/v1#Qwen/Qwen2.5-7B-Instruct \\
           --policy dpo=http://127.0.0.1:8000/v1#dpo --card policies/dpo --out reports/hotpot
     With a judge: also how often searches are needless or missing (OSR, USR):
-      reasonrag eval --preset demo --policy base=demo:hiprag --policy rl=hf:runs/demo/hiprag/best \\
+      reasonrag eval --preset demo --policy base=demo:hiprag --policy rl=hf:runs/demo-hiprag/best \\
           --judge demo-judge --out reports/hiprag
     In the demo world, greedy and sampled: reasonrag eval --preset demo --policy base=demo --policy
-      dpo=hf:runs/demo/dpo --temperature 0,1 --out reports/demo
+      dpo=hf:runs/demo-dpo --temperature 0,1 --out reports/demo
 
     If the evaluation is killed or stopped, the same command resumes it.
     """

@@ -69,7 +69,7 @@ def dpo_train(out: Path | None, **given: Any) -> None:
       accelerate launch --config_file configs/fsdp.yaml -m reasonrag dpo train --preset reasonrag \\
           --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo
     Without a GPU, in the demo world:
-      reasonrag dpo train --preset demo --data runs/demo/trees --out runs/demo/dpo
+      reasonrag dpo train --preset demo --data runs/demo --out runs/demo-dpo
 
     The same command resumes a killed or stopped run from its last checkpoint.
     """
@@ -99,7 +99,7 @@ def sft_train(out: Path | None, **given: Any) -> None:
           --chat-template gemma --out policies/cold
     The paper's baseline:
       reasonrag sft train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/sft
-      reasonrag sft train --preset demo --data runs/demo/trees --out runs/demo/sft
+      reasonrag sft train --preset demo --data runs/demo --out runs/demo-sft
 
     The same command resumes a killed or stopped run from its last checkpoint.
     """
@@ -123,8 +123,8 @@ def prm_train(out: Path | None, **given: Any) -> None:
     On one GPU, adapters:
       reasonrag prm train --data runs/hotpot --model Qwen/Qwen2.5-1.5B-Instruct --out policies/prm
     Without a GPU, in the demo world; then the best of four attempts at each question: reasonrag prm train
-      --preset demo --data runs/demo/trees --out runs/demo/prm reasonrag eval --preset demo --policy demo
-      --temperature 1 --best-of 4 --prm runs/demo/prm --out reports/best
+      --preset demo --data runs/demo --out runs/demo-prm reasonrag eval --preset demo --policy demo
+      --temperature 1 --best-of 4 --prm runs/demo-prm --out reports/best
 
     training.json has its metrics on held-out questions. If the training run is killed or stopped, the
     same command resumes it from the last checkpoint.
@@ -166,7 +166,7 @@ def rl_train(out: Path | None, **given: Any) -> None:
       reasonrag rl train --preset search-r1 --dataset hotpotqa --model Qwen/Qwen2.5-3B-Instruct \\
           --rollout-url http://127.0.0.1:8000/v1 --out policies/search-r1
     Without a GPU, in the demo world (also demo-hiprag, demo-hiprag-ppo, demo-search-p1,
-      demo-when-to-search): reasonrag rl train --preset demo-outcome --out runs/demo/outcome
+      demo-when-to-search): reasonrag rl train --preset demo-outcome --out runs/demo-outcome
 
     The same command resumes a killed or stopped run from its last checkpoint.
     """

@@ -40,6 +40,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import PairSettings
 
 _ENCODED = ("without_ids", "of_another_tokenizer", "encoded_differently")
+_MOST_UNKNOWN = 0.1  # of the tokens of all steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,13 @@ def tokenise(
         log(f"warning: {rules}; all are trained on")
     pairs, encoded = encode([*train, *test], chat)
     step_count = encoded["steps"]
+    # As the demo's tokenizer on other texts: sides that differ for a reader may be the same ids.
+    unknown_share = encoded["unknown_tokens"] / max(encoded["tokens"], 1)
+    if unknown_share > _MOST_UNKNOWN:
+        raise ConfigError(
+            f"the model's tokenizer does not know {unknown_share:.0%} of the tokens to learn from {source}; "
+            "choose a --model with a vocabulary for this text"
+        )
     if problem_count := encoded["without_ids"] + encoded["of_another_tokenizer"]:
         log(f"{problem_count} of {step_count} steps have no sampled token ids of this tokenizer: their text is encoded")
     splits = {"train": pairs[: len(train)], "test": pairs[len(train) :]}
@@ -226,7 +234,10 @@ class _Encoder:
             self.counts["of_another_tokenizer"] += 1
         elif sampled != by_text:
             self.counts["encoded_differently"] += 1
-        return Segment(prompt_ids, sampled or by_text)
+        completion_ids = sampled or by_text
+        self.counts["tokens"] += len(completion_ids)
+        self.counts["unknown_tokens"] += completion_ids.count(self.chat.tokenizer.unk_token_id)
+        return Segment(prompt_ids, completion_ids)
 
     def _prompt(self, place: str, prompt: Prompt) -> Ids:
         """Return the ids of chat and open turn: text and sampled ids each by itself, or all as one text without ids."""
@@ -334,7 +345,7 @@ def fit(
     # left out.
     longest = max(pair.tokens for members in splits.values() for pair in members)
     limit = min(settings.max_length or longest, context or longest)
-    log(f"max_length {limit}, the longest of the {noun} has {longest} tokens; nothing is cut")
+    log(f"max_length {limit}, the longest of the {noun} has {longest} tokens; longer ones are left out, not cut")
     kept: dict[str, list[Pair]] = {}
     left_out: dict[str, dict[str, int]] = {}
     for split, members in splits.items():

@@ -19,7 +19,7 @@ from tests.retrieval.serving import sea_index, serving
 
 # What pages take for granted of other pages, made by their commands.
 HOME = """\
-reasonrag build-tree --preset demo --limit 20 --out runs/demo/trees
+reasonrag build-tree --preset demo --limit 20 --out runs/demo
 reasonrag index build --corpus corpus.jsonl.gz --kind bm25 --out indexes/mine
 reasonrag dpo train --data runs/hotpotqa --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo --merge
 reasonrag eval --dataset hotpotqa --limit 1000 --policy base=hf:Qwen/Qwen2.5-7B-Instruct \
@@ -30,7 +30,7 @@ reasonrag eval --preset demo --policy base=demo:hiprag --policy rl=hf:policies/h
     --judge demo-judge --out reports/hiprag
 """
 # What pages call otherwise.
-MADE_AS = {"runs/hotpotqa": "runs/demo/trees"}
+MADE_AS = {"runs/hotpotqa": "runs/demo"}
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, places: dict[str, str], once:
     home = tmp_path_factory.mktemp("home")
     _write_files(home)
     (home / "runs").mkdir()
-    (home / "runs" / "hotpotqa").symlink_to("demo/trees")
+    (home / "runs" / "hotpotqa").symlink_to("demo")
     for command in commands(Block("", 0, "bash", HOME, "")):
         once(small(command, places), home)
     return home

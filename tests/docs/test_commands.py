@@ -23,14 +23,14 @@ GIVEN = {
     "docs/corpus.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "texts", "passages.db"),
     "docs/evaluation.md": ("policies/dpo", "policies/hiprag"),
     "docs/publish.md": (
-        *("runs/demo/trees", "runs/hotpotqa", "policies/dpo", "reports/hotpotqa"),
+        *("runs/demo", "runs/hotpotqa", "policies/dpo", "reports/hotpotqa"),
         *("RAG_ProGuide.json", "preferences.jsonl"),
     ),
     "docs/formats.md": ("base",),
-    "docs/look.md": ("runs/demo/trees", "runs/hotpotqa", "policies/dpo", "reports/hotpotqa"),
+    "docs/look.md": ("runs/demo", "runs/hotpotqa", "policies/dpo", "reports/hotpotqa"),
     "docs/online.md": ("policies/dpo",),
     "docs/retrieval.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz"),
-    "docs/schema.md": ("runs/demo/trees",),
+    "docs/schema.md": ("runs/demo",),
     "docs/engines.md": ("policies/dpo", "questions.jsonl", "indexes/mine"),
 }
 
@@ -87,7 +87,7 @@ def test_every_page_begins_with_the_command_that_does_it() -> None:
 @pytest.mark.parametrize(
     ("file", "written"),
     [
-        ("run.json", ["runs/demo/trees/run.json"]),
+        ("run.json", ["runs/demo/run.json"]),
         ("training.json", ["policies/dpo/training.json", "policies/hiprag/training.json"]),
         ("metrics.json", ["reports/hotpotqa/metrics.json", "reports/hiprag/metrics.json"]),
     ],
