@@ -131,10 +131,7 @@ def tokenise(
     # As the demo's tokenizer on other texts: sides that differ for a reader may be the same ids.
     unknown_share = encoded["unknown_tokens"] / max(encoded["tokens"], 1)
     if unknown_share > _MOST_UNKNOWN:
-        raise ConfigError(
-            f"the model's tokenizer does not know {unknown_share:.0%} of the tokens to learn from {source}; "
-            "choose a --model with a vocabulary for this text"
-        )
+        log(f"warning: the tokenizer does not know {unknown_share:.0%} of the tokens to learn; choose another --model")
     if problem_count := encoded["without_ids"] + encoded["of_another_tokenizer"]:
         log(f"{problem_count} of {step_count} steps have no sampled token ids of this tokenizer: their text is encoded")
     splits = {"train": pairs[: len(train)], "test": pairs[len(train) :]}
