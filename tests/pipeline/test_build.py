@@ -9,7 +9,7 @@ from benchmarks.stub import built
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Question
-from reasonrag.dpo.pairs import in_test_split
+from reasonrag.dpo.pairs import in_test_split, repeated_questions
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.pipeline.parts import Parts
 from reasonrag.storage.folder import read_run
@@ -68,6 +68,13 @@ def test_an_empty_configuration_is_not_taken_for_the_defaults(tmp_path, figure):
     run(tmp_path / "r", questions=QUESTIONS[:1])
     figure(f"{str(refused.value).partition('config.yaml ')[2]}: {file.read_bytes() == written}")
     assert file.read_bytes() == written
+
+
+def test_questions_of_one_text_are_known_as_they_may_repeat_pairs(tmp_path):
+    texts = ["Who made Jaws?", "Who made Duel?", "Who made  jaws?"]
+    run(tmp_path / "r", questions=[Question(str(i), text, ("x",), dataset="toy") for i, text in enumerate(texts)])
+    first = ("toy", "0")
+    assert repeated_questions((tmp_path / "r/trees").glob("*.parquet")) == {first: first, ("toy", "2"): first}
 
 
 def test_questions_of_one_text_are_in_one_split(tmp_path):
