@@ -28,7 +28,7 @@ from reasonrag.core.types import (
     Span,
     Step,
 )
-from reasonrag.formats.base import Block, PromptSet, Reading, Stage, last_tag
+from reasonrag.formats.base import PromptSet, Stage, last_tag
 from reasonrag.formats.reasonrag import ECHOES, ReasonRAGFormat, thought
 
 _LINE = ("\n",)
@@ -65,9 +65,6 @@ class Direct(Baseline):
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         answer = _answer(completion)
         return Answer(answer, forced=final) if answer else Malformed("no_answer", ends=True)
-
-    def read_text(self, text: str) -> Reading:
-        return _reading(_answer(text))
 
 
 class CoT(Direct):
@@ -221,8 +218,6 @@ class SelfAsk(Baseline):
         answer = _answer(line)
         return Answer(answer, forced=final) if answer else Malformed("no_answer" if final else "no_follow_up")
 
-    read_text = Direct.read_text
-
 
 class SearchO1(Baseline):
     """Search-o1: one growing turn of reasoning that searches, and a chat beside it that sums up what was found.
@@ -269,10 +264,6 @@ class SearchO1(Baseline):
         answer = one_line(boxes[-1]) if (boxes := _BOXED.findall(completion)) else ""
         return Answer(answer) if answer else Malformed("no_answer", ends=True)
 
-    def read_text(self, text: str) -> Reading:
-        action = self.parse(text.rpartition(_QUERY_END)[2], ())
-        return _reading(action.answer if isinstance(action, Answer) else "")
-
 
 _QUERY_END, _RESULT_END = "<|end_search_query|>", "<|end_search_result|>"
 _BOX = "\n\n\\boxed{"
@@ -291,10 +282,6 @@ def _pile(steps: Sequence[Step]) -> list[Passage]:
         if passage.id not in best or passage.score > best[passage.id].score:
             best[passage.id] = passage
     return sorted(best.values(), key=lambda passage: -passage.score)[:_MOST_PASSAGES]
-
-
-def _reading(answer: str) -> Reading:
-    return Reading(bool(answer), "" if answer else "no_answer", (Block(conclusion=answer),), answer or None)
 
 
 def _found(steps: Sequence[Step]) -> tuple[Passage, ...] | None:

@@ -124,10 +124,6 @@ class Format(Protocol):
         """Parse a whole trajectory. Text that the engine inserted is never parsed as tags. Never raises."""
         ...
 
-    def read_text(self, text: str) -> Reading:
-        """Parse a trajectory of unknown origin from its text alone. Never raises; takes linear time."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
@@ -294,17 +290,6 @@ def seal(text: str, names: Sequence[str], *, search: str, found: str) -> tuple[s
     return "".join([*pieces, text[copied:]]), bodies
 
 
-def observed(text: str, names: Sequence[str], *, search: str, found: str) -> list[tuple[str, str]]:
-    """Return the text before each observation with the observation, then the rest of the text with "".
-
-    >>> observed("<q>a</q> <i>b</i> so", ["q", "i"], search="q", found="i")
-    [('<q>a</q> ', 'b'), (' so', '')]
-    """
-    sealed, observations = seal(text, names, search=search, found=found)
-    written = re.split(f"<{found}>{SEALED}(?:</{found}>)?", sealed)
-    return list(zip(written, [*observations, ""], strict=True))
-
-
 def _end_of_unclosed(
     pattern: re.Pattern[str], text: str, start: int, end: int, *, search: str, opening: str
 ) -> int | None:
@@ -375,22 +360,10 @@ def tags(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
     >>> tags("<query>a</query> then <answer> b </answer>", ["query", "answer"])
     [('query', 'a'), ('answer', 'b')]
     """
-    return [(name, body) for _, name, body in tags_with_text(text, names)]
-
-
-def tags_with_text(text: str, names: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Return the same as `tags`, each with the stripped text before it.
-
-    >>> tags_with_text("so <query>a</query> then <answer> b </answer>", ["query", "answer"])
-    [('so', 'query', 'a'), ('then', 'answer', 'b')]
-    """
-    well_formed: list[tuple[str, str, str]] = []
-    position = 0
+    well_formed: list[tuple[str, str]] = []
     # Neighbours that open and close one name: a tag in between would make them no neighbours, so none is
     # nested.
     for opening, closing in itertools.pairwise(_tag_pattern(tuple(names)).finditer(text)):
         if not opening[1] and closing[1] and opening[2] == closing[2]:
-            body = text[opening.end() : closing.start()].strip()
-            well_formed.append((text[position : opening.start()].strip(), opening[2], body))
-            position = closing.end()
+            well_formed.append((opening[2], text[opening.end() : closing.start()].strip()))
     return well_formed

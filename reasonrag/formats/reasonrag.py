@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,7 +11,6 @@ from reasonrag.core.text import quotable
 from reasonrag.core.types import (
     Action,
     Answer,
-    Completion,
     Malformed,
     Message,
     Note,
@@ -23,11 +21,9 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage, last_tag, tags_with_text
+from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage, last_tag
 
 _TAGS = ("query", "evidence", "answer")
-# Queries with their evidence, and the answer, each by its first letter.
-_ORDER = re.compile("(qe)*a")
 _ALLOWED = {Stage.REASONING: ("query", "answer"), Stage.GROUNDING: ("evidence",)}
 # "put it between <answer> and </answer>", echoed from an instruction, reads as the answer "and".
 ECHOES = frozenset({"and", "QUERY", "ANSWER", "EVIDENCE"})
@@ -92,7 +88,8 @@ class ReasonRAGFormat(InstructedFormat):
         allowed = ("answer",) if final else _ALLOWED[self.stage(steps)]
         last = last_tag(completion, _TAGS)
         if last is None:
-            return Malformed(_without_tag(completion))
+            is_open = any(f"<{tag}>" in completion for tag in _TAGS)
+            return Malformed("unclosed_tag" if is_open else "no_tag")
         tag, body = last
         if tag not in allowed:
             return Malformed(f"unexpected_{tag}")
@@ -110,19 +107,6 @@ class ReasonRAGFormat(InstructedFormat):
         reason = malformed[0] if malformed else "" if trajectory.answer is not None else "no_answer"
         return Reading(not reason, reason, self._blocks(trajectory.steps), trajectory.answer)
 
-    def read_text(self, text: str) -> Reading:
-        """Parse one step, or the steps of an attempt in a row; text around the tags is free, as it is in `read`."""
-        elements = [element for element in tags_with_text(text, _TAGS) if element[2] not in ECHOES]
-        steps = []
-        answer: str | None = None
-        for before, tag, body in elements:
-            action: Action = Search(body) if tag == "query" else Note(_evidence(body))
-            if tag == "answer":
-                action, answer = Answer(body), body or None
-            steps.append(Step(Prompt(()), Completion(before), action))
-        reason = self._flaw(text, [(tag, body) for _, tag, body in elements])
-        return Reading(not reason, reason, self._blocks(steps), answer)
-
     def _blocks(self, steps: Sequence[Step]) -> tuple[Block, ...]:
         blocks: list[Block] = []
         for step in steps:
@@ -135,17 +119,6 @@ class ReasonRAGFormat(InstructedFormat):
                 case Answer(answer) if answer and not blocks:
                     blocks.append(Block(step.completion.text.partition("<answer>")[0].strip(), conclusion=answer))
         return tuple(blocks)
-
-    def _flaw(self, text: str, elements: Sequence[tuple[str, str]]) -> str:
-        """Return the first flaw of the elements of a text; "" if they are well-formed."""
-        order = "".join(tag[0] for tag, _ in elements)
-        if not order:
-            return _without_tag(text)
-        if "a" not in order:
-            return "no_answer"
-        if not _ORDER.fullmatch(order):
-            return "order"
-        return next((f"empty_{tag}" for tag, body in elements if not body), "")
 
     def _chat(
         self,
@@ -170,10 +143,6 @@ class ReasonRAGFormat(InstructedFormat):
         if shared := self.texts.get("system"):
             user, system = [*user, "", system], shared
         return Prompt((Message("system", system), Message("user", "\n".join(user))), stop=stop)
-
-
-def _without_tag(text: str) -> str:
-    return "unclosed_tag" if any(f"<{tag}>" in text for tag in _TAGS) else "no_tag"
 
 
 def thought(text: str) -> str:

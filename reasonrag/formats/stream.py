@@ -32,7 +32,6 @@ from reasonrag.formats.base import (
     InstructedFormat,
     Reading,
     elements,
-    observed,
     seal,
     tags,
     without_seals,
@@ -145,7 +144,9 @@ class StreamFormat(InstructedFormat):
 
     def observed(self, text: str) -> list[tuple[str, str]]:
         """Return the text of the policy before each observation with the observation, then the rest of the text."""
-        return observed(self.in_tags(text), self._names, search=self.search, found=self.found)
+        sealed, observations = seal(self.in_tags(text), self._names, search=self.search, found=self.found)
+        written = re.split(f"<{self.found}>{SEALED}(?:</{self.found}>)?", sealed)
+        return list(zip(written, [*observations, ""], strict=True))
 
     def in_tags(self, text: str) -> str:
         """Return the text with a checkpoint's own marks rewritten into tags; a format of tags has none."""

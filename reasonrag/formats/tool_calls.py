@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from reasonrag.core.text import inert, one_line, valid_unicode
 from reasonrag.core.types import Action, Answer, Malformed, Message, Prompt, Question, Search, Step, Trajectory
-from reasonrag.formats.base import Block, InstructedFormat, Reading, fingerprint, observed
+from reasonrag.formats.base import Block, InstructedFormat, Reading, fingerprint
 
 # Where in a message a call begins and ends, its name, and its arguments.
 Call = tuple[int, int, Any, Any]
@@ -28,8 +28,6 @@ _XML = re.compile(r"<function=([^<>]*)>")
 _XML_ARGUMENT = re.compile(r"<parameter=([^<>]*)>(.*?)(?:</parameter>|\Z)", re.DOTALL)
 _JSON = re.compile(r'(?:```json\s*)?(?=\{\s*"name"\s*:)')
 _PYTHON_TAG = "<|python_tag|>"  # stands before Llama's calls; engines leave it out of texts, servers may not
-# What is left of a chat template between messages once its special tokens are gone.
-_ROLES = re.compile(r"\b(?:user|tool)\n(<tool_response>)|(</tool_response>)\s*assistant\n")
 
 
 def _tagged_calls(text: str) -> Iterator[Call]:
@@ -77,7 +75,6 @@ class ToolCallsFormat(InstructedFormat):
     name = "tool_calls"
     append_only = False
     instructions = ("instruction", "answer", _NAME, _ARGUMENT)
-    search, found = "tool_call", "tool_response"  # the tags of a trajectory as text
     function, argument = _NAME, _ARGUMENT
 
     def __init__(self, *args: Any, parser: str = "hermes", **options: Any) -> None:
@@ -136,33 +133,19 @@ class ToolCallsFormat(InstructedFormat):
 
     def read(self, trajectory: Trajectory) -> Reading:
         """Parse a trajectory: a search is a block, which the words of the next step conclude; so is a mere answer."""
-        steps = trajectory.steps
-        return self._reading([(step.action, step.completion.text, self.documents(step.passages)) for step in steps])
-
-    def read_text(self, text: str) -> Reading:
-        """Parse messages in a row, each search followed by its result in `<tool_response>`."""
-        messages = self.observed(text)
-        return self._reading([(self.parse(message, ()), message, result) for message, result in messages])
-
-    def observed(self, text: str) -> list[tuple[str, str]]:
-        """Return the messages of a text, each with what its search found; roles between them are left out."""
-        text = _ROLES.sub(r"\1\2", text)
-        return observed(text, (self.search, self.found), search=self.search, found=self.found)
-
-    def _reading(self, steps: Sequence[tuple[Action, str, str]]) -> Reading:
-        """Return the reading of steps, each an action, its message, and the result of its search."""
         blocks: list[Block] = []
         reason, answer = "", None
-        for action, text, context in steps:
+        for step in trajectory.steps:
+            action = step.action
             if isinstance(action, Malformed):
                 reason = reason or action.reason
                 continue
-            message = _parts_of(self.parser, text)
+            message = _parts_of(self.parser, step.completion.text)
             thought = f"{message.thinking} {message.words}".strip() if message.calls else message.thinking
             if blocks and not blocks[-1].conclusion:
                 blocks[-1] = replace(blocks[-1], conclusion=thought)
             if isinstance(action, Search):
-                blocks.append(Block(thought, action.query, context))
+                blocks.append(Block(thought, action.query, self.documents(step.passages)))
             elif isinstance(action, Answer):
                 answer = action.answer
                 blocks = blocks or [Block(thought)]

@@ -7,6 +7,7 @@ import pytest
 from reasonrag.core.types import Answer, Completion, Passage, Prompt, Search, Step, Trajectory
 from reasonrag.formats import FORMATS
 from reasonrag.formats.base import SEALED
+from reasonrag.formats.stream import StreamFormat
 from tests.growth import LIMIT, growth
 from tests.toys import QUESTION
 
@@ -58,15 +59,20 @@ def trajectory(format, text):
 
 def readers(format):
     ends = {f"parse {end}": lambda text, end=end: format.parse(text + end, ()) for end in ENDINGS}
-    return {
-        "read_text": format.read_text,
-        "read": lambda text: format.read(trajectory(format, text)),
-        "parse final": lambda text: format.parse(text, (), final=True),
-    } | ends
+    of_text = {"read_text": format.read_text} if isinstance(format, StreamFormat) else {}
+    return (
+        of_text
+        | {
+            "read": lambda text: format.read(trajectory(format, text)),
+            "parse final": lambda text: format.parse(text, (), final=True),
+        }
+        | ends
+    )
 
 
 def shapes_for(format, size):
-    return shapes(getattr(format, "search", "query"), getattr(format, "found", "evidence"), size)
+    search, found = ("tool_call", "tool_response") if format.name == "tool_calls" else ("query", "evidence")
+    return shapes(getattr(format, "search", search), getattr(format, "found", found), size)
 
 
 @pytest.mark.parametrize("name", list(FORMATS))
@@ -87,7 +93,7 @@ def test_any_shape_is_read_in_linear_time(name):
     reads = readers(format)
     ratios = {
         (of, shape): growth(reads[of], lambda size, shape=shape: shapes_for(format, size)[shape], SIZE).ratio
-        for of in ("read_text", "read")
+        for of in reads.keys() & {"read_text", "read"}
         for shape in shapes_for(format, 1000)
     }
     assert max(ratios.values()) < LIMIT, ratios

@@ -11,6 +11,7 @@ import pytest
 
 from reasonrag.core.text import normalize_answer
 from reasonrag.formats import FORMATS
+from reasonrag.formats.stream import StreamFormat
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
 pytestmark = [
@@ -35,13 +36,14 @@ def published():
 def test_every_published_trajectory_is_read_by_every_format(name, published):
     format = FORMATS[name]()
     for row in published:
-        reading = format.read_text(row["text"])
-        assert reading.well_formed == (not reading.reason)
         format.parse(row["text"], ())
+        if isinstance(format, StreamFormat):
+            reading = format.read_text(row["text"])
+            assert reading.well_formed == (not reading.reason)
 
 
-@pytest.mark.parametrize("name", list(FORMATS))
-def test_every_logged_rollout_is_read_by_every_format(name):
+@pytest.mark.parametrize("name", ["search_r1", "hiprag", "search_p1", "when_to_search"])
+def test_every_logged_rollout_is_read_by_every_growing_format(name):
     format = FORMATS[name]()
     read = [format.read_text("".join(row["segments"][1:])) for row in rows("rollouts/grpo_groups.jsonl.gz")]
     assert len(read) == 415

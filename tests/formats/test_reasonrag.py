@@ -19,7 +19,6 @@ from reasonrag.core.types import (
     Step,
 )
 from reasonrag.formats import PromptSet, ReasonRAGFormat, Stage
-from reasonrag.formats.base import Block
 from reasonrag.formats.reasonrag import read
 from tests.toys import LUCAS, QUESTION, SPIELBERG
 
@@ -199,26 +198,3 @@ def test_a_passage_of_one_line_has_no_title_and_is_shown_once():
     assert prompt.messages[1].content.count("[cut]") == 1
     assert len(prompt.messages[1].content) < 400
     assert [title for title, _ in read(prompt).documents] == ["", "Star Wars"]
-
-
-def test_a_text_is_read_into_blocks():
-    text = "I look. <query>Jaws</query> <evidence>by Spielberg</evidence> So. <answer>Steven Spielberg</answer>"
-    reading = ReasonRAGFormat().read_text(text)
-    assert reading.well_formed and reading.reason == "" and reading.answer == "Steven Spielberg"
-    assert reading.blocks == (Block("I look.", "Jaws", "", "by Spielberg"),)
-    assert ReasonRAGFormat().read_text("I know. <answer>x</answer>").blocks == (Block("I know.", conclusion="x"),)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("<evidence>x</evidence><query>q</query><answer>a</answer>", "order"),
-        ("<query>q</query><query>r</query><answer>a</answer>", "order"),
-        ("<query></query><evidence>x</evidence><answer>a</answer>", "empty_query"),
-        ("<query>q</query><evidence>x</evidence>", "no_answer"),
-        ("<query>q", "unclosed_tag"),
-        ("nothing", "no_tag"),
-    ],
-)
-def test_a_text_that_is_not_well_formed_says_why(text, reason):
-    assert ReasonRAGFormat().read_text(text).reason == reason

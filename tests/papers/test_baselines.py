@@ -13,7 +13,7 @@ import pytest
 from papers.baselines import BASELINES, FLARE
 from papers.reader import DemoReader
 from reasonrag.core.errors import RunError
-from reasonrag.core.types import Answer, Completion, Passage, Search, StopReason, Trajectory
+from reasonrag.core.types import Completion, Passage, Search, StopReason, Trajectory
 from reasonrag.demo.world import demo_corpus, demo_questions
 from reasonrag.evaluation.metrics import Attempt, attempt_values
 from reasonrag.llm.base import Sampling
@@ -172,13 +172,3 @@ def test_the_golden_trajectory_is_played_and_read_as_written_down(file):
     assert {**asdict(reading), "blocks": [asdict(block) for block in reading.blocks]} | {
         "stop_reason": trajectory.stop_reason
     } == golden["expected"]
-
-
-def test_what_stands_in_a_text_is_read_in_each_contract():
-    read = {name: BASELINES[name]().read_text for name in ("rag", "ircot", "self_ask", "search_o1", "direct")}
-    assert read["rag"]("So the answer is <answer>Dr. No</answer>").answer == "Dr. No"
-    assert read["ircot"]("A film. So the answer is: U.S. Navy").answer == "U.S. Navy"
-    assert read["self_ask"]("So the final answer is: Dr. No.").answer == "Dr. No"
-    assert read["search_o1"]("<|begin_search_query|>a<|end_search_query|> so \\boxed{Dr. No}").answer == "Dr. No"
-    assert read["direct"]("put it between <answer> and </answer>").reason == "no_answer"
-    assert isinstance(BASELINES["search_o1"]().parse("\\boxed{x}", ()), Answer)
