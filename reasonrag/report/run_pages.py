@@ -10,7 +10,7 @@ from typing import Any
 
 from reasonrag.core.settings import dump
 from reasonrag.report.site import ListRow, Page, TextPool, open_site
-from reasonrag.report.trees import QuestionTree, RunCounts, histogram, read_trees
+from reasonrag.report.trees import QuestionTree, RunCounts, read_trees
 from reasonrag.spre.decisions import content_of
 from reasonrag.storage.folder import read_run
 
@@ -23,17 +23,12 @@ _PAIR_FACTS = (
     *("chosen_node_id", "rejected_node_id", "depth", "margin", "chosen_reward", "rejected_reward"),
     *("chosen_rollouts", "rejected_rollouts", "confidence", "split"),
 )
-_HISTOGRAMS = {
-    "Rounds of reasoning to an answer": "rounds",
-    "Tokens of chosen steps": "tokens chosen",
-    "Margins of pairs: reward of chosen minus reward of rejected": "margin",
-}
 
 
 def write_run_pages(run: Path, out: Path) -> Path:
     """Write the pages of a finished run into `out`, see `write_report`."""
     config, summary = read_run(run)
-    counts = RunCounts(run)
+    counts = RunCounts()
     # Evenly spaced: the first 500 questions of a data set may be of one kind.
     step = math.ceil(((summary.get("questions") or {}).get("finished") or 1) / _MOST_PAGES)
 
@@ -45,12 +40,10 @@ def write_run_pages(run: Path, out: Path) -> Path:
 
     with open_site(out) as site:
         site.write_pages("tree.html.j2", pages())
-        histograms = {title: histogram(counts.values[name]) for title, name in _HISTOGRAMS.items()}
         return site.write_index(
             "run.html.j2",
             summary=summary,
             metrics=counts.metrics(summary),
-            histograms=histograms,
             step=step,
             settings=dump(config),
         )

@@ -84,7 +84,6 @@ def tables(metrics: Mapping[str, Any]) -> Group:
 def _counts(metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:
     """Return name, count, and share of the total of its kind."""
     questions, trees, pairs = metrics["questions"], metrics["trees"], metrics["pairs"]
-    contradictory = pairs["contradictory"]
     rows: list[tuple[str, int, str]] = []
 
     def add(kind: str, total: int, **groups: Mapping[Any, int]) -> None:
@@ -93,18 +92,11 @@ def _counts(metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:
             for name, count in counts.items():
                 rows.append((f"- {group.replace('_', ' ')}: {name}", count, f"{count / total:.1%}" if total else ""))
 
-    add("questions", questions["total"], of=questions["by_dataset"], failed=questions["failed"])
+    groups = {"of": questions["by_dataset"], "with_pairs": pairs["questions"], "failed": questions["failed"]}
+    add("questions", questions["total"], **groups)
     add("nodes", trees.get("nodes", 0), action=trees.get("by_action", {}), malformed=trees.get("malformed", {}))
     add("answers", trees.get("complete_trajectories", 0))
-    contradict = {"in content": contradictory["same_content"], "word for word": contradictory["same_text"]}
-    add(
-        "pairs",
-        pairs.get("total", 0),
-        contradict_each_other=contradict,
-        type=pairs.get("by_type", {}),
-        steps_before=pairs.get("by_depth", {}),
-        questions_with_pairs=pairs["questions"],
-    )
+    add("pairs", pairs.get("total", 0), type=pairs.get("by_type", {}), steps_before=pairs.get("by_depth", {}))
     return rows
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import DataError
-from reasonrag.dpo.pairs import repeated_questions
-from reasonrag.dpo.preferences import PairRules
-from reasonrag.spre import full_prompt
 from reasonrag.spre.estimate import check_tree
 from reasonrag.storage.files import read_json
 from reasonrag.storage.folder import read_run
@@ -109,30 +105,22 @@ def read_trees(run: Path, question_id: str | None = None) -> Iterator[QuestionTr
         raise _of_other_trees(other_id)
 
 
-def tree_of(run: Path, question_id: str, dataset: str | None = None) -> QuestionTree:
+def tree_of(run: Path, question_id: str) -> QuestionTree:
     """Return the tree of one question, with its pairs if the run has any.
 
-    Args:
-        run: folder of a finished run.
-        question_id: as in the data set.
-        dataset: name of the data set; needed if two data sets have a question of that id.
-
     Raises:
-        DataError: the question is unknown (the message names the nearest ids) or ambiguous; see also
-            `read_trees`.
+        DataError: the question is unknown (the message names the nearest ids), or two data sets have one
+            of this id; see also `read_trees`.
     """
-    trees = {tree.root["dataset"]: tree for tree in read_trees(run, question_id)}
-    names = [dataset] if dataset in trees else list(trees)
-    if not trees or dataset not in (None, *trees):
+    trees = list(read_trees(run, question_id))
+    if not trees:
         rows = read_shards(run / "trees", "nodes", tree_schema(), columns=["question_id"])
         known_ids = dict.fromkeys(row["question_id"] for row in rows)
         nearest = ", ".join(map(repr, difflib.get_close_matches(question_id, known_ids, n=3, cutoff=0.0)))
-        in_dataset = f" of data set {dataset!r}" if dataset else ""
-        raise DataError(f"{run} has no tree of question {question_id!r}{in_dataset}; the nearest ids are {nearest}")
-    if len(names) > 1:
-        several = ", ".join(map(repr, names))
-        raise DataError(f"{run} has a question {question_id!r} in several data sets ({several}); name one of them")
-    return trees[names[0]]
+        raise DataError(f"{run} has no tree of question {question_id!r}; the nearest ids are {nearest}")
+    if len(trees) > 1:
+        raise DataError(f"{run} has a question {question_id!r} in several data sets; `reasonrag report` shows all")
+    return trees[0]
 
 
 def _nodes(run: Path, question_id: str | None) -> Iterator[Row]:
@@ -172,16 +160,15 @@ def stats(run: Path) -> dict[str, Any]:
 
     Returns:
         `questions`, `trees`, `pairs`, `calls` and `seconds` of `run.json`, and `distributions` over
-            answers, nodes or
-        pairs. `questions` also has the trees `by_dataset`; `pairs` also has the `questions` with pairs by data set and
-        `contradictory` ones (`PairRules.summary`).
+        answers, nodes or pairs. `questions` also has the trees `by_dataset`; `pairs` also has the
+        `questions` with pairs by data set.
 
     Raises:
         RunError: the folder holds no finished run.
         DataError: its tables are damaged.
     """
     _, summary = read_run(run)
-    counts = RunCounts(run)
+    counts = RunCounts()
     for tree in read_trees(run):
         counts.add(tree)
     return counts.metrics(summary)
@@ -194,10 +181,9 @@ class RunCounts:
         values: numbers of each answer, node or pair, by name.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self) -> None:
         names = ("rounds", "prompt tokens", "completion tokens", "tokens chosen", "margin", "confidence")
         self.values: dict[str, list[float]] = {name: [] for name in names}
-        self._contradictions = PairRules(repeated_questions(shard_paths(run / "trees", "nodes")))
         self._trees: Counter[str] = Counter()  # by data set
         self._trees_with_pairs: Counter[str] = Counter()
 
@@ -216,14 +202,6 @@ class RunCounts:
             self._add("margin", pair["margin"])
             self._add("confidence", pair.get("confidence"))  # pairs of older runs, of a judge, of trajectories: none
             self._add("tokens chosen", tree.nodes[pair["chosen_node_id"]]["completion_tokens"])
-            # Compare the steps below the common prefix.
-            steps = []
-            for side in ("chosen", "rejected"):
-                path = tree.path(pair[f"{side}_node_id"])
-                steps.append([tree.nodes[node] for node in path[pair["depth"] + 1 :]])
-            texts = [[(step["action"], step["text"]) for step in side] for side in steps]
-            question = dataset, tree.root["question_id"]
-            self._contradictions.add(pair["pair_id"], question, full_prompt(steps[0][0]), *texts)
 
     def _add(self, name: str, value: float | None) -> None:
         if value is not None:
@@ -231,11 +209,10 @@ class RunCounts:
 
     def metrics(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Return the same as `stats`; `summary` is the content of `run.json`, of any version."""
-        pairs = {"questions": +self._trees_with_pairs, "contradictory": self._contradictions.summary()}
         return {
             "questions": {**summary.get("questions", {}), "by_dataset": self._trees},
             "trees": summary.get("trees", {}),
-            "pairs": {**summary.get("pairs", {}), **pairs},
+            "pairs": {**summary.get("pairs", {}), "questions": +self._trees_with_pairs},
             "distributions": {name: distribution(values) for name, values in self.values.items()},
             "calls": summary.get("calls", {}),
             "seconds": summary.get("seconds"),
@@ -254,28 +231,3 @@ def distribution(values: Sequence[float]) -> dict[str, float] | None:
         return None
     quantiles = map(float, np.quantile(values, list(_QUANTILES.values())))
     return {"count": len(values), "mean": float(np.mean(values)), **dict(zip(_QUANTILES, quantiles, strict=True))}
-
-
-def histogram(values: Sequence[float], *, bins: int = 20) -> dict[str, int]:
-    """Count values in equal bins: whole numbers from the least to the largest, other numbers (margins) in [0, 1].
-
-    >>> histogram([3, 5, 5])
-    {'3': 1, '4': 0, '5': 2}
-    >>> histogram([0.2, 0.6, 1.0], bins=2)
-    {'0 to 0.5': 1, '0.5 to 1': 2}
-    """
-    if not values:
-        return {}
-    least, width = 0.0, 1 / bins
-    if all(float(value).is_integer() for value in values):
-        least = min(values)
-        width = math.ceil((max(values) - least + 1) / bins)
-        bins = math.ceil((max(values) - least + 1) / width)
-    # 1e-9: 0.15 is the third edge of twentieths, and falls short of it by rounding.
-    numbers = Counter(min(int((value - least) / width + 1e-9), bins - 1) for value in values)
-    counts: dict[str, int] = {}
-    for place in range(bins):
-        start = least + place * width
-        end = start + width - (width >= 1)
-        counts[f"{start:g}" if width == 1 else f"{start:g} to {end:g}"] = numbers[place]
-    return counts

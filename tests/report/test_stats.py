@@ -20,7 +20,6 @@ def test_counts_are_those_of_the_tables(run, figures):
     assert figures["questions"] == {"total": 16, "finished": 16, "failed": {}, "by_dataset": {"sea": 16}}
     assert figures["trees"] == summary(run)["trees"] and figures["trees"]["nodes"] == len(nodes)
     assert figures["pairs"]["total"] == len(pairs) > 0
-    assert figures["pairs"]["contradictory"] == {"same_text": 0, "same_content": 0, "named": []}
     assert figures["distributions"]["confidence"] == pytest.approx(distribution([row["confidence"] for row in pairs]))
     assert figures["pairs"]["questions"] == {"sea": len({row["question_id"] for row in pairs})}
 
