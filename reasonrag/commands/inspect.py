@@ -47,7 +47,6 @@ def report(folder: Path, out: Path | None, in_browser: bool) -> None:
 @command()
 @RUN
 @click.argument("question", required=False)
-@click.option("--in-dataset", help="Data set of the question, if two data sets have a question with this id.")
 @click.option("--depth", type=click.IntRange(min=1), help="Steps from the question that are shown (default: all).")
 @click.option("--best", is_flag=True, help="Show the best path and its siblings only.")
 @out("An SVG picture of the tree; nothing is printed then.", required=False)
@@ -55,7 +54,7 @@ def report(folder: Path, out: Path | None, in_browser: bool) -> None:
 def show(run: Path, question: str | None, out: Path | None, as_json: bool, **given: Any) -> None:
     """Print the numbers of a run, or the tree of the question with the id QUESTION.
 
-    Numbers: nodes, pairs by type and depth, contradictions, margins, lengths, calls, cost. Tree: visits,
+    Numbers: nodes, pairs by type and depth, margins, lengths, calls, cost. Tree: visits,
     values, SPRE, the best path, and which step is preferred to which.
 
     \b
@@ -68,17 +67,16 @@ def show(run: Path, question: str | None, out: Path | None, as_json: bool, **giv
     from reasonrag.report.trees import stats, tree_of
     from reasonrag.storage.files import write_text
 
-    dataset = given.pop("in_dataset")
-    if question is None and (out or dataset or any(given.values())):
-        raise ConfigError("--out, --in-dataset, --depth and --best are about a tree; name a question after the run")
+    if question is None and (out or any(given.values())):
+        raise ConfigError("--out, --depth and --best are about a tree; name a question after the run")
     if question is None and as_json:
         print(json.dumps(stats(run), indent=2, allow_nan=False))
     elif question is None:
         table_console().print(terminal.tables(stats(run)))
     elif out is None:
-        table_console().print(terminal.drawing(tree_of(run, question, dataset), **given))
+        table_console().print(terminal.drawing(tree_of(run, question), **given))
     else:
-        write_text(out, terminal.picture(tree_of(run, question, dataset), **given) + "\n")
+        write_text(out, terminal.picture(tree_of(run, question), **given) + "\n")
 
 
 @command()
@@ -147,40 +145,30 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> None:
     sys.exit(int(problems > 0))
 
 
-_PACKAGES = {
-    "core": ("aiohttp", "bm25s", "datasets", "pyarrow", "pydantic"),
-    "train": ("torch", "transformers", "trl", "peft", "accelerate"),
-    "dense": ("faiss-cpu", "sentence-transformers"),
-    "serve": ("uvicorn",),
-    "vllm": ("vllm",),
-}
+_PACKAGES = (
+    *("pyarrow", "pydantic", "datasets", "bm25s", "faiss-cpu", "sentence-transformers", "uvicorn"),
+    *("torch", "transformers", "trl", "peft", "accelerate", "vllm"),
+)
 
 
 def _print_installation() -> None:
-    """Print the installed versions, and which models work on this machine."""
+    """Print the installed versions, and whether models can use a GPU."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
-    from importlib.util import find_spec
 
     from reasonrag import __version__
     from reasonrag.pipeline.parts import has_gpu
 
-    print(f"reasonrag {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n")
-    for extra, packages in _PACKAGES.items():
-        versions = []
-        for name in packages:
-            try:
-                versions.append(f"{name} {version(name)}")
-            except PackageNotFoundError:
-                versions.append(f"{name} missing")
-        print(f"{extra:<6} {', '.join(versions)}")
+    print(f"reasonrag {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    for name in _PACKAGES:
+        try:
+            print(f"  {name} {version(name)}")
+        except PackageNotFoundError:
+            print(f"  {name} missing")
     try:
-        gpu = "on the GPU" if has_gpu() else "no GPU: only on the CPU, for small models"
+        print(f"  GPU: {'yes' if has_gpu() else 'none that torch can use'}")
     except Exception:  # a broken installation of torch may raise anything on import, and a diagnosis has to survive it
-        gpu = "no GPU: torch cannot be imported"
-    print("\nmodels\n  extractive, demo-judge and servers (http://): work")
-    for models, package, extra in (("demo, hf:", "torch", "train"), ("vllm:", "vllm", "vllm")):
-        print(f"  {models} {gpu}" if find_spec(package) else f"  {models} needs pip install 'reasonrag[{extra}]'")
+        print("  GPU: torch cannot be imported")
 
 
 def _exchange(
