@@ -33,10 +33,10 @@ from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import Completion, Prompt, Question
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.mcts import TreeSearch
+from reasonrag.mcts.search import TreeSearch
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.rollout import Engine
-from reasonrag.spre import RolloutEvaluator
+from reasonrag.spre.estimate import RolloutEvaluator
 
 Asked = tuple[Prompt, Sampling]
 

@@ -28,11 +28,11 @@ from reasonrag.core.types import Completion, Passage, Prompt, Question
 from reasonrag.dpo.pairs import derive_pairs
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Sampling, caller
-from reasonrag.mcts import Tree, TreeSearch
+from reasonrag.mcts.search import Tree, TreeSearch
 from reasonrag.pipeline.tables import tree_rows
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.rollout import Engine
-from reasonrag.spre import RolloutEvaluator
+from reasonrag.spre.estimate import RolloutEvaluator
 
 PASSAGES = tuple(Passage(str(number), f"Title {number}\n" + "some words of a passage " * 5) for number in range(3))
 

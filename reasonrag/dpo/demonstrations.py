@@ -32,7 +32,7 @@ from reasonrag.core.types import (
 from reasonrag.dpo.pairs import in_test_split, open_turn, path_from_root
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText
 from reasonrag.formats import Format, open_format
-from reasonrag.spre import content_of, step_end
+from reasonrag.spre.decisions import content_of, step_end
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_shards
 from reasonrag.storage.tables import tree_schema

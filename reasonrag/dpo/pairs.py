@@ -13,16 +13,16 @@ from itertools import combinations
 from pathlib import Path
 
 from reasonrag.core.text import common_text
-from reasonrag.spre import (
+from reasonrag.spre.decisions import (
     Decision,
     PairReward,
-    Weighting,
     confidence,
     decisions_of,
     full_prompt,
     standard_error,
     step_end,
 )
+from reasonrag.spre.estimate import Weighting
 from reasonrag.storage.parquet import Row, by_question, read_batches
 from reasonrag.storage.tables import tree_schema
 
@@ -55,7 +55,7 @@ def derive_pairs(
 ) -> Iterator[Row]:
     """Yield every preference between two siblings, as rows of `tables.pair_schema`.
 
-    Equal steps in equal states are one decision with one reward (`spre.decisions_of`), so that no two
+    Equal steps in equal states are one decision with one reward (`decisions_of`), so that no two
     pairs contradict each other. Two decisions are compared if they are siblings under some parent, once,
     by the first such parent: each is represented by its earliest node there, which no longer search
     replaces. Both have a reward (a branch without a final answer has none), and the rewards differ by at

@@ -16,7 +16,7 @@ from reasonrag.core.types import WHOLE, Question, Shard
 from reasonrag.formats import open_format
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.mcts import Evaluator, TreeSearch
+from reasonrag.mcts.search import Evaluator, TreeSearch
 from reasonrag.pipeline.parts import (
     Parts,
     as_served,
@@ -30,7 +30,7 @@ from reasonrag.pipeline.tables import count_calls, export_pairs, export_trees, f
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.retrieval.base import BatchedRetriever
 from reasonrag.rollout import callable_in_notebooks
-from reasonrag.spre import JudgeEvaluator, PRMEvaluator, RolloutEvaluator
+from reasonrag.spre.estimate import JudgeEvaluator, PRMEvaluator, RolloutEvaluator
 from reasonrag.storage.files import write_json
 from reasonrag.storage.folder import RunFolder, versions
 from reasonrag.storage.parquet import pack

@@ -24,8 +24,8 @@ from reasonrag.dpo.pairs import (
     repeated_questions,
 )
 from reasonrag.formats import Format
-from reasonrag.mcts import Node, Tree
-from reasonrag.spre import Weighting, node_rewards
+from reasonrag.mcts.search import Node, Tree
+from reasonrag.spre.estimate import Weighting, node_rewards
 from reasonrag.storage.files import write_json
 from reasonrag.storage.folder import RunFolder
 from reasonrag.storage.journal import Journal

@@ -24,7 +24,7 @@ from reasonrag.llm.base import StepScorer
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import load_model
 from reasonrag.llm.model_folder import model_identity
-from reasonrag.spre import step_end
+from reasonrag.spre.decisions import step_end
 from reasonrag.storage.files import read_json
 
 PRM_FILE = "prm.json"

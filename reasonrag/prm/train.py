@@ -28,7 +28,7 @@ from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_question
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText, Target
 from reasonrag.dpo.token_rows import TokenPairs, data_of, tokenise
 from reasonrag.prm.scorer import PRM_FILE, answer_ids, log_odds, padded
-from reasonrag.spre import Decision, decisions_of, standard_error, step_end
+from reasonrag.spre.decisions import Decision, decisions_of, standard_error, step_end
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths
 from reasonrag.storage.tables import tree_schema

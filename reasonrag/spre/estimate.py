@@ -13,7 +13,7 @@ from reasonrag.core.errors import DataError, JudgeError, LLMError
 from reasonrag.core.text import token_f1
 from reasonrag.core.types import Trajectory
 from reasonrag.llm.base import StepScorer
-from reasonrag.mcts import Evaluation, Tree
+from reasonrag.mcts.search import Evaluation, Tree
 from reasonrag.rollout import Engine, derive_seed
 from reasonrag.storage.parquet import Row
 

@@ -16,7 +16,7 @@ from reasonrag.formats import PromptSet
 from reasonrag.llm.base import Sampling
 from reasonrag.pipeline.build import build_trees
 from reasonrag.rewards.judge import ProcessJudge
-from reasonrag.spre import JudgeEvaluator
+from reasonrag.spre.estimate import JudgeEvaluator
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import tree_schema
 from tests.toys import QUESTION

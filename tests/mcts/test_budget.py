@@ -6,10 +6,10 @@ import pytest
 
 from reasonrag.core.config import SearchConfig
 from reasonrag.formats import PromptSet, ReasonRAGFormat
-from reasonrag.mcts import Tree, TreeSearch
+from reasonrag.mcts.search import Tree, TreeSearch
 from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.rollout import Engine
-from reasonrag.spre import JudgeEvaluator, RolloutEvaluator
+from reasonrag.spre.estimate import JudgeEvaluator, RolloutEvaluator
 from tests.fakes.scripted import ScriptedLLM
 from tests.mcts.test_search import random_policy, shape
 from tests.toys import QUESTION, ToyRetriever

@@ -9,9 +9,9 @@ from reasonrag.core.config import SearchConfig
 from reasonrag.core.errors import LLMError
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import caller
-from reasonrag.mcts import TreeSearch
+from reasonrag.mcts.search import TreeSearch
 from reasonrag.rollout import Engine
-from reasonrag.spre import RolloutEvaluator
+from reasonrag.spre.estimate import RolloutEvaluator
 from tests.fakes.scripted import ScriptedLLM
 from tests.mcts.test_search import Valuing, shape
 from tests.toys import QUESTION, ToyRetriever

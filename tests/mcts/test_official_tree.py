@@ -28,11 +28,11 @@ import pytest
 from reasonrag.core.config import load_config
 from reasonrag.core.types import Question
 from reasonrag.formats import PromptSet, ReasonRAGFormat
-from reasonrag.mcts import Tree, TreeSearch
+from reasonrag.mcts.search import Tree, TreeSearch
 from reasonrag.pipeline.tables import tree_rows
 from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.rollout import Engine
-from reasonrag.spre import JudgeEvaluator, node_rewards
+from reasonrag.spre.estimate import JudgeEvaluator, node_rewards
 from tests.fakes.scripted import ScriptedLLM
 from tests.toys import ToyRetriever
 

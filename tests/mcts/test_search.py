@@ -11,7 +11,7 @@ from reasonrag.core.types import StopReason, Trajectory
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.mcts.search import Evaluation, Origin, Tree, TreeSearch, select_child
 from reasonrag.rollout import Engine
-from reasonrag.spre import RolloutEvaluator, node_rewards
+from reasonrag.spre.estimate import RolloutEvaluator, node_rewards
 from tests.fakes.scripted import ScriptedLLM
 from tests.toys import QUESTION, ToyRetriever
 

@@ -15,9 +15,9 @@ from reasonrag.core.config import SearchConfig
 from reasonrag.core.types import Malformed, Passage, Question, Search, StopReason, Trajectory
 from reasonrag.formats import FORMATS
 from reasonrag.formats.stream import StreamFormat
-from reasonrag.mcts import TreeSearch
+from reasonrag.mcts.search import TreeSearch
 from reasonrag.rollout import Engine, derive_seed
-from reasonrag.spre import RolloutEvaluator
+from reasonrag.spre.estimate import RolloutEvaluator
 from tests.fakes.scripted import ScriptedLLM
 
 

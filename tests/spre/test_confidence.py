@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from reasonrag.spre import Decision, confidence, standard_error
+from reasonrag.spre.decisions import Decision, confidence, standard_error
 
 ANSWER = Decision(("answer", "a"), (1,), 0.5, ends=(0.5,), ceiling=None)
 

@@ -7,8 +7,7 @@ from collections import defaultdict
 import pytest
 
 from reasonrag.dpo.pairs import derive_pairs
-from reasonrag.spre import decisions_of
-from reasonrag.spre.decisions import content_of, full_prompt
+from reasonrag.spre.decisions import content_of, decisions_of, full_prompt
 
 
 def tree(*nodes, question="1"):
