@@ -53,7 +53,6 @@ RUN_JSON = {
     "pairs.median_margin": "of chosen_reward - rejected_reward",
     "pairs.left_out.*": "pairs that were too unsure, or that another question reverses, by cause",
     "pairs.min_margin": "the threshold",
-    "pairs.min_rollouts": "fewest trajectories behind each side",
     "pairs.min_confidence": "smallest probability that the order is right",
     "pairs.reward": "what was compared: spre, judge, prm, or f1 of whole trajectories",
     "pairs.alpha": "decay of the rewards; null for whole trajectories",

@@ -25,7 +25,7 @@ from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.text import printable
 from reasonrag.core.types import WHOLE, Shard
 
-_PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pairs.reward", "pairs.test_share")
+_PAIRS = ("pairs.min_margin", "pairs.min_confidence", "pairs.reward", "pairs.test_share")
 
 
 @command("build-tree")
@@ -112,8 +112,8 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
 
     \b
       reasonrag pairs runs/hotpot --min-margin 0.05
-    Only pairs with two trajectories on each side and a likely order:
-      reasonrag pairs runs/hotpot --min-rollouts 2 --min-confidence 0.8 --out runs/hotpot-sure
+    Only pairs with a likely order:
+      reasonrag pairs runs/hotpot --min-confidence 0.8 --out runs/hotpot-sure
     Without the shortest-path term, in a folder of its own:
       reasonrag pairs runs/hotpot --alpha 1 --out runs/hotpot-alpha1
     """

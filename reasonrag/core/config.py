@@ -245,9 +245,6 @@ class PairsConfig(Section):
     """Which siblings become pairs (arXiv:2505.14069, sec. 2.2.3). Other pairs can be derived without model calls."""
 
     min_margin: float = execution(0.01, "minimum difference between the two rewards of a pair", "--min-margin", ge=0)
-    min_rollouts: int = execution(
-        0, "minimum complete trajectories on each side of a pair; an answer counts with one", "--min-rollouts", ge=0
-    )
     min_confidence: float = execution(
         0.0, "minimum probability that the order of two steps is right, such as 0.8", "--min-confidence", ge=0, le=1
     )

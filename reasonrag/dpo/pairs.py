@@ -47,7 +47,6 @@ def derive_pairs(
     min_margin: float = 0.01,
     reward: PairReward = "spre",
     weighting: Weighting = "trajectories",
-    min_rollouts: int = 0,
     min_confidence: float = 0.0,
     read_ids: bool = True,
     repeated: Collection[tuple[str, str]] | None = None,
@@ -71,15 +70,13 @@ def derive_pairs(
         min_margin: smallest difference of rewards, in [0, 1].
         reward: "spre", or "judge" or "prm" for the search's value Q.
         weighting: how trajectories are averaged.
-        min_rollouts: fewest complete trajectories below each side; an answer's reward is known without
-            any.
         min_confidence: smallest probability that the order is right (`spre.decisions`), in [0, 1]; it is
             unknown for the others.
         read_ids: whether the policy read ids, so that an open turn kept those that were sampled; a server
             that is sent text encodes the turn again.
         repeated: data set and id of the questions with a text that another tree has too, so that only
             their pairs are remembered; by default the pairs of all trees are.
-        left_out: counts pairs that are left out, by cause: "few rollouts", "low confidence", "reversed".
+        left_out: counts pairs that are left out, by cause: "low confidence", "reversed".
     """
     left_out = Counter() if left_out is None else left_out
     least = max(min_margin - _ROUNDING, _ROUNDING)  # equal rewards are no preference, whatever the threshold
@@ -88,13 +85,10 @@ def derive_pairs(
         for chosen, rejected in _rivals(tree, decisions):
             if chosen.node["action"] == "malformed" or chosen.reward - rejected.reward < least:
                 continue
-            sides = (chosen.decision, rejected.decision)
             # Single verdicts of a judge are not kept, so nothing is known of how sure its values are.
-            sureness = confidence(*sides) if reward == "spre" else None
+            sureness = confidence(chosen.decision, rejected.decision) if reward == "spre" else None
             prompt = full_prompt(chosen.node)
-            if any(side.ceiling is not None and len(side.ends) < min_rollouts for side in sides):
-                left_out["few rollouts"] += 1
-            elif min_confidence and (sureness or 0.0) < min_confidence:
+            if min_confidence and (sureness or 0.0) < min_confidence:
                 left_out["low confidence"] += 1
             elif fingerprint := _new(seen, left_out, prompt, chosen.decision.content, rejected.decision.content):
                 turn = open_turn(path_from_root(tree, chosen.node)) if read_ids else None

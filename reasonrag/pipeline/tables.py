@@ -198,7 +198,6 @@ def export_pairs(
     return count_pairs(folder, config) | {
         "left_out": dict(sorted(left_out.items())),
         "min_margin": settings.min_margin,
-        "min_rollouts": settings.min_rollouts,
         "min_confidence": settings.min_confidence,
         "reward": "f1" if whole else settings.reward,
         "alpha": None if whole else settings.alpha or config.value.alpha,
@@ -236,7 +235,6 @@ def pairs_of(
         alpha=settings.alpha or config.value.alpha,
         weighting=config.value.weighting,
         reward=settings.reward,
-        min_rollouts=settings.min_rollouts,
         min_confidence=settings.min_confidence,
         **common,
     )

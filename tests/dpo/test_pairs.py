@@ -188,8 +188,6 @@ def test_a_pair_says_how_sure_it_is_and_unsure_ones_can_be_left_out():
     assert 0.5 < rows[1, 3]["confidence"] < rows[3, 2]["confidence"] < 1
 
     left_out = Counter()
-    assert ids(pairs(*nodes, min_rollouts=2, left_out=left_out)) == [(3, 2), (5, 6)]
-    assert left_out == {"few rollouts": 2}
     sure = pairs(*nodes, min_confidence=rows[3, 2]["confidence"], left_out=left_out)
     assert {(3, 2), (5, 6)} <= set(ids(sure)) and (1, 3) not in ids(sure) and left_out["low confidence"] >= 1
 
