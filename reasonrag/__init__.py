@@ -1,8 +1,8 @@
 """Process rewards for agentic RAG: from questions to a policy that is trained on each of its steps.
 
-The surface of the library; everything else is internal and may move between releases. Importing it is
-cheap: each name is imported when it is first used, and torch, trl, datasets, faiss and vllm inside the
-functions that need them.
+The surface of the library; everything else is internal and may move between
+releases. Importing it is cheap: each name is imported when it is first used,
+and torch, trl, datasets, faiss and vllm inside the functions that need them.
 
 Build trees and pairs, then look at them:
 
@@ -16,9 +16,9 @@ Run the one rollout engine with parts of your own (`LLM`, `Retriever`, `Format` 
     engine = reasonrag.Engine(llm, retriever, reasonrag.FORMATS["search_r1"](), max_steps=5)
     trajectories = await engine.run([reasonrag.Trajectory(question)], seeds=[0])
 
-Train from the command line (`reasonrag dpo train`, `reasonrag rl train`). Rewards, formats, retrievers
-and models of yours are named in a configuration as `python:PACKAGE.MODULE:NAME`; docs/extend.md has an
-example of each.
+Train from the command line (`reasonrag dpo train`, `reasonrag rl train`).
+Rewards, formats, retrievers and models of yours are named in a configuration
+as `python:PACKAGE.MODULE:NAME`; docs/extend.md has an example of each.
 """
 
 from importlib import import_module
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# The names of the surface by the module that defines them; `__getattr__` imports one from there when it
-# is first used.
+# The names of the surface by the module that defines them;
+# `__getattr__` imports one from there when it is first used.
 _SURFACE = {
     "pipeline.build": "build_trees",
     "pipeline.parts": "open_parts open_retriever",

@@ -1,9 +1,8 @@
 """The `reasonrag` command: the list of commands, each imported when it is needed, exit codes, and redacted output.
 
-Exit codes: 0; 2 for bad input; 1 if more than `--max-failed` of the questions failed, or `verify` found a
-problem; 75
-(EX_TEMPFAIL) if nothing in a run got on for `run.stall_s`; 130 after Ctrl-C, 143 after SIGTERM; the last three with all
-finished work kept.
+Exit codes: 0; 2 for bad input; 1 if more than `--max-failed` of the questions failed, or
+`verify` found a problem; 75 (EX_TEMPFAIL) if nothing in a run got on for `run.stall_s`;
+130 after Ctrl-C, 143 after SIGTERM; the last three with all finished work kept.
 """
 
 from __future__ import annotations
@@ -126,8 +125,8 @@ class Redacted:
 
 def main() -> None:
     """Run a command. What the user can fix is reported in one line, without a traceback."""
-    # In this order: signals may come at any time, and an error of the next lines is printed through the
-    # streams.
+    # In this order: signals may come at any time, and an
+    # error of the next lines is printed through the streams.
     end_on_signals()
     _prepare_streams()
     _allow_files()

@@ -47,8 +47,8 @@ _FIRST_LOOK, _SECOND_LOOK = 12, 60  # steps
 class FirstSteps:
     """Looks at the first steps that a policy writes: stops a run of unreadable steps before it is paid for.
 
-    It looks at the first 12, of which one has to be readable, and at the first 60, of which a share has
-    to be.
+    It looks at the first 12, of which one has to be readable,
+    and at the first 60, of which a share has to be.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class Engine:
     async def step(self, trajectory: Trajectory, *, seed: int) -> Trajectory:
         """Return the trajectory with one more step; it ends if that step answers or is the last one allowed.
 
-        The step is one that the format takes itself (`Format.own_step`), or else the policy is asked for
-        it.
+        The step is one that the format takes itself
+        (`Format.own_step`), or else the policy is asked for it.
 
         Raises:
             ValueError: the trajectory has already ended.
@@ -178,11 +178,11 @@ class Engine:
             # Nothing was sampled for it, so there is nothing to train on.
             step = Step(Prompt(()), Completion("", prompt_tokens=0, completion_tokens=0), own_action)
             return await self._take(trajectory, step)
-        # The last step has to answer: a trajectory that only searches earns nothing, and its prefix would
-        # look worthless.
+        # The last step has to answer: a trajectory that only searches
+        # earns nothing, and its prefix would look worthless.
         final = self.format.must_answer(trajectory.steps, self.max_steps)
-        # A growing turn holds the passages already; other formats show them once, in a step that cannot
-        # search.
+        # A growing turn holds the passages already; other
+        # formats show them once, in a step that cannot search.
         is_read = self.format.append_only or self.format.stage(trajectory.steps) is not Stage.GROUNDING
         final = final or (is_spent and is_read)
         prompt = self.format.prompt(trajectory.question, trajectory.steps, final=final)
@@ -208,8 +208,8 @@ class Engine:
     def _known_reply(self, trajectory: Trajectory, prompt: Prompt) -> Completion | None:
         """Return the reply to the last step's prompt if a greedy policy is asked it again: it would write the same.
 
-        That is where a step could not be read: the next prompt is that step's unless it has to be the
-        last one.
+        That is where a step could not be read: the next prompt
+        is that step's unless it has to be the last one.
         """
         last = trajectory.steps[-1] if self.sampling.temperature == 0 and trajectory.steps else None
         return last.completion if last is not None and last.prompt == prompt else None
@@ -235,8 +235,8 @@ class Engine:
         if self.first_steps is not None:
             self.first_steps.check()
         shared = self.sampling
-        # One request a candidate: each has a seed of its own, so more candidates change none of the
-        # others.
+        # One request a candidate: each has a seed of its
+        # own, so more candidates change none of the others.
         seeds = [seed, *(derive_seed(seed, "candidate", number) for number in range(1, self.candidates))]
         requests = []
         for request_seed in seeds:

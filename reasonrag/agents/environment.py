@@ -1,13 +1,13 @@
 """The rollout engine as an environment server: OpenEnv's protocol over a WebSocket, with prompts as observations.
 
-A client resets its session to a question, then answers each prompt as the policy, and at the end gets the
-reward:
+A client resets its session to a question, then answers
+each prompt as the policy, and at the end gets the reward:
 
     {"type": "reset", "data": {"question_id": "q1"}}    {"type": "step", "data": {"text": "<search>..."}}
 
-Each is answered by `{"type": "observation", "data": {"observation": {...}, "reward": null, "done":
-false}}`. The engine asks the client as it asks any `LLM`, so prompts, parsing, forced answers and rewards
-are those of `rl train`.
+Each is answered by `{"type": "observation", "data": {"observation": {...},
+"reward": null, "done": false}}`. The engine asks the client as it asks any `LLM`,
+so prompts, parsing, forced answers and rewards are those of `rl train`.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Message(BaseModel):
 class Reset(BaseModel):
     """The question of an episode: by id, by its text, or with golden answers one of the client's own.
 
-    Without a choice the questions come in turn, or the seed draws one. Other fields are ignored, so that
-    a row of a training set can be sent as it is. `step` counts optimizer steps, for rewards that change
-    during training.
+    Without a choice the questions come in turn, or the seed draws one. Other
+    fields are ignored, so that a row of a training set can be sent as it is.
+    `step` counts optimizer steps, for rewards that change during training.
     """
 
     question_id: str | None = None
@@ -211,8 +211,8 @@ class Session:
             (score,) = await self._reward.score([trajectory], step=reset.step)
         except ReasonRAGError as error:  # its message is written for people
             self._replies.put_nowait(_failure(str(error)))
-        # The message of any other error may quote the question or a passage: the client gets its type
-        # alone.
+        # The message of any other error may quote the question
+        # or a passage: the client gets its type alone.
         except Exception as error:
             log.warning("an episode failed", error=excerpt(f"{type(error).__name__}: {error}"))
             self._replies.put_nowait(_failure(f"internal error ({type(error).__name__})"))

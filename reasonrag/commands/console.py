@@ -190,8 +190,8 @@ class Stop:
         """Show the progress of some work while the body runs, and call `drain` at the first signal."""
         loop = asyncio.get_running_loop()
         previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        # Handlers of the event loop run between its steps, so a commit to the journal is never cut in
-        # two.
+        # Handlers of the event loop run between its steps,
+        # so a commit to the journal is never cut in two.
         for number in previous:
             loop.add_signal_handler(number, self._on_signal, number, drain)
         with Display(self.console, work) as display:

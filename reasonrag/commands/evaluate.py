@@ -202,8 +202,8 @@ def policy_configs(
 def _held_out(choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of held-out questions: each data set of `--dataset` with a split that no policy learned from.
 
-    Nothing if a flag, `--set` or the file names a split. A file's `train` does not count: it is that of
-    build-tree.
+    Nothing if a flag, `--set` or the file names a split. A
+    file's `train` does not count: it is that of build-tree.
     """
     from reasonrag.core.config import PRESETS
     from reasonrag.core.settings import gather

@@ -180,8 +180,8 @@ def _exchange(
     from reasonrag.commands.console import log_plainly
 
     log_plainly()
-    # Tools need different options. One that is given and not taken is refused, or it would be ignored in
-    # silence.
+    # Tools need different options. One that is given and not
+    # taken is refused, or it would be ignored in silence.
     takes = inspect.signature(tool).parameters
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if unused := chosen.keys() - takes.keys():

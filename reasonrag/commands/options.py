@@ -148,8 +148,8 @@ def out(help: str, *, required: bool = True) -> Callable[[F], F]:
 
 def _option(key: str, flag: Mapping[str, Any], show_key: bool) -> Callable[[F], F]:
     kind = flag["type"]
-    # click passes options as arguments, whose names have no dots: "search__iterations" for
-    # search.iterations.
+    # click passes options as arguments, whose names have
+    # no dots: "search__iterations" for search.iterations.
     parameter = key.replace(".", "__") if show_key else key.rpartition(".")[2]
     return click.option(
         flag["flag"],

@@ -39,8 +39,8 @@ _MOST_FINDINGS = 20
 def publish(path: Path, dry_run: bool, allow: tuple[str, ...], **given: Any) -> None:
     """Publish the data of a run, or a trained policy, on the Hugging Face Hub.
 
-    All files are searched for secrets first. The repository is private unless --public is given, and gets
-    a card.
+    All files are searched for secrets first. The repository
+    is private unless --public is given, and gets a card.
 
     \b
     See first what would be uploaded:

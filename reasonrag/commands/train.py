@@ -379,8 +379,8 @@ def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
         data = str(run)
     if model is None:
         is_run = (Path(data) / "run.json").is_file()
-        # The policy that wrote the pairs is on-policy for them; a server's model is trained from its Hub
-        # id.
+        # The policy that wrote the pairs is on-policy for
+        # them; a server's model is trained from its Hub id.
         acting, may_lack_gpu = acting_policy(read_run(Path(data))[0].policy) if is_run else (None, False)
         model = acting or PAPER_POLICY
         if not may_lack_gpu:
@@ -394,16 +394,16 @@ def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
 def online_settings(given: dict[str, Any]) -> RLSettings:
     """Return the settings of `rl train` from its options.
 
-    Defaults are chosen and printed: the newest policy of `dpo train` with its questions, or the paper's
-    model.
+    Defaults are chosen and printed: the newest policy of
+    `dpo train` with its questions, or the paper's model.
     """
     from reasonrag.core.settings import gather
     from reasonrag.online_rl.settings import load_rl_settings, rl_presets
 
     choices = sources(given)
     tree = gather(rl_presets(), **choices)
-    # A preset's model and data are defaults of ours, so they are printed too, and a GPU is asked for
-    # before a download.
+    # A preset's model and data are defaults of ours, so they
+    # are printed too, and a GPU is asked for before a download.
     named = gather({}, file=choices["file"], overrides=choices["overrides"])
     for name, flag in (("model", "--model"), ("data", "--dataset")):
         if name in tree and name not in named:

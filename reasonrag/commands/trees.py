@@ -122,8 +122,8 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     from reasonrag.storage.files import write_json, write_text
     from reasonrag.storage.folder import Folder, RunFolder, read_run
 
-    # What the run compared is not kept: a flag that is not given has its default, or the pairs would
-    # depend on history.
+    # What the run compared is not kept: a flag that is not given
+    # has its default, or the pairs would depend on history.
     compared: dict[str, Any] = {"pairs.alpha": None, "pairs.level": "step", "pairs.reward": "spre"}
     config, summary = read_run(run, compared | given_settings(given))
     if out is None:

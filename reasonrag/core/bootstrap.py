@@ -47,8 +47,8 @@ class Ratio:
 
     Args:
         part: `[n]` numerators by question, such as needless searches; None if the question has no value.
-        whole: `[n]` denominators >= 0, such as searches; 0 if the question has none, None if `part` is
-            None.
+        whole: `[n]` denominators >= 0, such as searches; 0
+            if the question has none, None if `part` is None.
     """
 
     part: Column
@@ -83,8 +83,8 @@ def intervals(
         among: indices of the questions to use; None uses all.
         resamples: number of times the questions are drawn with replacement. A resample in which the
             denominator of a ratio is 0 is left out of that ratio.
-        spread: called with a key, its draws and its estimate; returns other draws, which vary for more
-            reasons.
+        spread: called with a key, its draws and its estimate;
+            returns other draws, which vary for more reasons.
 
     Returns:
         An interval by key; None for a column without any value, and for a ratio over 0. It ends where
@@ -127,8 +127,8 @@ def intervals(
             if spread is not None:
                 drawn = spread(key, drawn, estimate)
             low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-            # A ratio counts the questions with a denominator above 0, a difference the fewer of both
-            # sides.
+            # A ratio counts the questions with a denominator
+            # above 0, a difference the fewer of both sides.
             n = int((joined[rows][1::2] > 0).sum(axis=1).min())
             p = _chance(drawn) if isinstance(measures[key], Difference) else None
             mean, low, high = (round(float(value), _DIGITS) for value in (estimate, low, high))
@@ -157,9 +157,9 @@ def as_json(interval: Interval | None) -> dict[str, Any] | None:
 def adjusted(p_values: Sequence[float]) -> list[float]:
     """Return each p-value adjusted for how many there are (Benjamini and Hochberg, 1995, step-up).
 
-    Of the differences with an adjusted value of at most 0.05, at most 5 % are expected to be chance, also
-    for tests that depend positively on each other, as metrics of the same answers mostly do (Benjamini
-    and Yekutieli, 2001).
+    Of the differences with an adjusted value of at most 0.05, at most 5 % are
+    expected to be chance, also for tests that depend positively on each other,
+    as metrics of the same answers mostly do (Benjamini and Yekutieli, 2001).
 
     >>> adjusted([0.01, 0.04, 0.03, 0.5])
     [0.04, 0.05333333333333334, 0.05333333333333334, 0.5]

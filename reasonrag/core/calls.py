@@ -74,8 +74,8 @@ class Unavailable(Exception):
         cause: short name under which the failure is counted; `timeout` without a reply in time.
         status: HTTP status of the reply, 0 without one.
         retry_after_s: seconds that the server asked to wait, or None without such a header.
-        away: whether the server is not there, or does not serve at present: it is waited for, whatever
-            the deadline.
+        away: whether the server is not there, or does not serve
+            at present: it is waited for, whatever the deadline.
         counts: whether this failure uses up one of `max_retries`. One of a server that is away does if
             the request had come there, as the server may have died of it.
     """
@@ -217,8 +217,8 @@ class Slots:
             self._begin_round()
         if error is None:
             self.losses = 0
-            # Few requests wait after a refusal, so a slot that was closed may be opened again, at every
-            # other reply.
+            # Few requests wait after a refusal, so a slot that was
+            # closed may be opened again, at every other reply.
             if len(self._sent) >= _MOST * self.in_flight:
                 self._open += 0.5
             self._count(running_loop.time() - request.started, request.tokens, was_full)
@@ -243,8 +243,8 @@ class Slots:
         self._tokens += tokens
         if self._is_fixed or self._replies < max(self.limit, START):
             return
-        # Seconds a token, not a reply: answers are longer than queries, and a round may have more of
-        # either.
+        # Seconds a token, not a reply: answers are longer
+        # than queries, and a round may have more of either.
         token_seconds = self._seconds / max(self._tokens, 1)
         if self._full >= _FULL * self._replies:
             self._fastest = min(self._fastest, token_seconds)
@@ -371,14 +371,14 @@ class Addresses:
         concurrency: requests in flight at each of them; None finds out (`Slots`).
         name: of the model or retriever, for messages.
         error: raised if a request is given up.
-        deadline_s: seconds for a request with its retries at servers that are there, without waits for a
-            slot.
+        deadline_s: seconds for a request with its retries at
+            servers that are there, without waits for a slot.
         max_retries: further attempts after a failure there, without refusals (429, or 503 of a server
             that works on other requests).
         patience_s: seconds to wait while none of them answers. An outage uses them up once: each request
             that is left, or comes later, is sent, and fails if it meets no server.
-        first_wait_s: wait before the first retry. It doubles with every further one, to 30 s, with
-            jitter.
+        first_wait_s: wait before the first retry. It doubles
+            with every further one, to 30 s, with jitter.
 
     Attributes:
         all: the servers, each with its slots.

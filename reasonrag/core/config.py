@@ -351,9 +351,9 @@ PRESETS: dict[str, Tree] = {
         "retrieval": {"top_k": 3},
     },
     "official": {
-        # The published builder: 64 iterations, 2 children, 7 free steps and then a forced answer, UCB1,
-        # judge values, terminal nodes judged at every visit, inner rewards weighted by visits, best
-        # passage last.
+        # The published builder: 64 iterations, 2 children, 7 free steps and
+        # then a forced answer, UCB1, judge values, terminal nodes judged at
+        # every visit, inner rewards weighted by visits, best passage last.
         "search": {
             **{"iterations": 64, "lag": 0, "max_children": 2, "selection": "ucb1", "c_uct": 1.414},
             "rejudge_terminal": True,
@@ -382,8 +382,8 @@ def load_config(
         overrides: dotted names to values, `{"search.iterations": 32}`.
 
     Raises:
-        ConfigError: a key is unknown (the message has the nearest name), a value out of range, or the
-            file not YAML.
+        ConfigError: a key is unknown (the message has the nearest
+            name), a value out of range, or the file not YAML.
     """
     given = gather(PRESETS, preset=preset, file=file, overrides=overrides)
     questions, policy = given.get("questions"), given.get("policy")
@@ -437,8 +437,8 @@ class PolicyCard:
             carried[section] = {}
             for name in sorted(names):
                 value = config[section].get(name)
-                # A custom format is code, which a downloaded folder must not name: the user has to ask
-                # for it.
+                # A custom format is code, which a downloaded
+                # folder must not name: the user has to ask for it.
                 if value is not None and not str(value).startswith("python:"):
                     carried[section][name] = value
         prompts = str(carried["format"]["prompts"])
@@ -486,8 +486,8 @@ def carried_settings(address: ModelAddress) -> Tree:
     """Return the settings in `reasonrag.yaml` of a policy's folder; an empty tree without that file.
 
     Raises:
-        ConfigError: the file sets something that a policy's folder may not set, or no demo policy speaks
-            that format.
+        ConfigError: the file sets something that a policy's folder
+            may not set, or no demo policy speaks that format.
     """
     folder, tree = address.folder, _card(address)
     tree.pop(_FINGERPRINT, None)

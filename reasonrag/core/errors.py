@@ -13,8 +13,8 @@
         ├── HubError          the HF Hub refuses an upload, or does not answer
         └── JudgeError        a judge without a verdict: unreadable replies, timeout, or unreachable
 
-A failure is never a score: code that catches a `BackendError` counts it under `cause` and leaves the
-value missing.
+A failure is never a score: code that catches a `BackendError`
+counts it under `cause` and leaves the value missing.
 """
 
 from __future__ import annotations

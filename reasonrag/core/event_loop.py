@@ -1,7 +1,7 @@
 """How coroutines run in a process: on uvloop, with worker threads, a limit on standing still, and signals.
 
-`end_on_signals` is the first call of every command, so slow modules such as asyncio are imported where
-they are used.
+`end_on_signals` is the first call of every command, so slow
+modules such as asyncio are imported where they are used.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def end_on_signals() -> None:
 
 
 def _stop(number: int, interrupted: object) -> None:
-    # An exception could be swallowed by a bare `except` of a library that is being imported, and a stream
-    # may be busy.
+    # An exception could be swallowed by a bare `except` of a
+    # library that is being imported, and a stream may be busy.
     with suppress(OSError, ValueError):
         if select.select([], [2], [], 0)[1]:  # else the pipe is full and not read, and writing would never end
             os.write(2, b"stopped; finished work is kept, and the same command goes on\n")

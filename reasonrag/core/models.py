@@ -1,7 +1,7 @@
 """Addresses of models, as `--policy` and `--judge` take them, and the engines that they name.
 
-A new engine is one entry of `BACKENDS` and the module that opens it: help texts, checks and cards follow
-the entry.
+A new engine is one entry of `BACKENDS` and the module that
+opens it: help texts, checks and cards follow the entry.
 """
 
 from __future__ import annotations

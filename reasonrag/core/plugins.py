@@ -54,8 +54,8 @@ def _explained(path: str, action: str, advice: str) -> Iterator[None]:
     except ReasonRAGError:  # of our parts, which it uses
         raise
     except (Exception, SystemExit) as error:
-        # SystemExit: a script without `if __name__ == "__main__"` may end the process when it is
-        # imported.
+        # SystemExit: a script without `if __name__ == "__main__"`
+        # may end the process when it is imported.
         lines = [
             (frame.f_code.co_filename, line)
             for frame, line in traceback.walk_tb(error.__traceback__)

@@ -1,8 +1,8 @@
 """The shared part of our servers: who may ask, how large a request may be, and how the process ends.
 
-A server is an ASGI application without a framework, because a framework's layers took as long as the
-search of a query. It is made for one machine: to serve others, put a reverse proxy in front of it
-(docs/engines.md).
+A server is an ASGI application without a framework, because a framework's
+layers took as long as the search of a query. It is made for one machine:
+to serve others, put a reverse proxy in front of it (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _LIBRARIES = ("httptools", "uvicorn", "websockets")  # of `reasonrag[serve]`
 _SHOWN_PROBLEMS = 3
 _MAX_HEAD_BYTES, _MAX_HEADERS = 64 << 10, 256
 _MAX_CONNECTIONS = 4096
-# Longer than common clients keep idle connections: a server that closes first may do so while a request
-# arrives.
+# Longer than common clients keep idle connections: a server
+# that closes first may do so while a request arrives.
 _KEEP_ALIVE_S = 120
 
 
@@ -204,8 +204,8 @@ def run_app(app: App, *, about: str = "") -> int:
             except OSError as error:
                 reason = error.strerror or type(error).__name__
                 raise ConfigError(f"127.0.0.1:{port} cannot be listened on ({reason}); choose another port") from None
-            # asyncio sets this only on sockets that it created; without it an answer waits 40 ms for an
-            # ACK.
+            # asyncio sets this only on sockets that it created;
+            # without it an answer waits 40 ms for an ACK.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with listener:
                 address = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -90,8 +90,8 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_before_fields(cls, tree: Any) -> Any:
-        # Before the fields are validated, because pydantic's messages quote the value, which may be a
-        # secret.
+        # Before the fields are validated, because pydantic's
+        # messages quote the value, which may be a secret.
         _refuse_secrets(tree)
         return tree
 
@@ -201,8 +201,8 @@ def validate(model: type[S], tree: Mapping[str, Any]) -> S:
     """Return the settings of a tree.
 
     Raises:
-        ConfigError: a key is unknown (the message has the nearest name), a value is out of range, or two
-            contradict.
+        ConfigError: a key is unknown (the message has the nearest
+            name), a value is out of range, or two contradict.
     """
     try:
         return model.model_validate(tree)
@@ -254,8 +254,8 @@ def named_path(text: str) -> Path:
     """Return the path that a person or a setting names, with `~` written out.
 
     Raises:
-        ConfigError: it is too long, holds a null character, names an unknown user, or may not be looked
-            at.
+        ConfigError: it is too long, holds a null character,
+            names an unknown user, or may not be looked at.
     """
     try:
         path = Path(text).expanduser()

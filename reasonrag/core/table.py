@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import rich.table
 
 _PUNCTUATION = re.compile(r"([!-+./:-@\[-`{-~])")  # ASCII punctuation except `,` and `-`
-# Words, numbers and intervals such as "t0.7_s8_k3" or "0.500 [0.250, 0.750]" hold no markup and stay
-# readable.
+# Words, numbers and intervals such as "t0.7_s8_k3" or
+# "0.500 [0.250, 0.750]" hold no markup and stay readable.
 _PLAIN = re.compile(r"(?:[^\W_]|[ ,+/-]|(?<=[^\W_])_(?=[^\W_])|\.(?=\d)|\[(?=[-+\d])|(?<=\d)\])*")
 _CELL_CHARS = 200  # of a name or a list of causes from outside
 

@@ -5,13 +5,13 @@ two corner cases settled (an empty gold answer never matches, two empty answers 
 reproduces FlashRAG in these cases, for comparison with published numbers.
 
 Secrets are recognised by their shape (the issuer's prefix, or the context: a header, a URL, an
-assignment) and by the values in this process's environment, in linear time. They are masked where text
-leaves the process: in errors, on the streams of a command, in data that is stored. Out of scope: a key
-that was cut, is broken up by blanks, line ends, zero-width or control characters, or is written in
-another case; one in base64 (but for `Authorization: Basic`), in hex or compressed; an opaque one that
-stands alone in prose and is not in the environment; an assigned one that consists of plain words; the
-value of a variable that has fewer than 12 characters, or a name that does not end like that of a secret;
-a user name in a URL; cookies.
+assignment) and by the values in this process's environment, in linear time. They are masked
+where text leaves the process: in errors, on the streams of a command, in data that is stored.
+Out of scope: a key that was cut, is broken up by blanks, line ends, zero-width or control
+characters, or is written in another case; one in base64 (but for `Authorization: Basic`), in
+hex or compressed; an opaque one that stands alone in prose and is not in the environment; an
+assigned one that consists of plain words; the value of a variable that has fewer than 12
+characters, or a name that does not end like that of a secret; a user name in a URL; cookies.
 """
 
 from __future__ import annotations
@@ -176,9 +176,9 @@ OPENINGS = {"<": "‹", "[": "⁅", "]": "⁆"}  # an opening, and the character
 def inert(text: str, tags: tuple[str, ...] = ()) -> str:
     """Return text from outside (a passage, a question) without anything that parses as a tag or special token.
 
-    The opening bracket of anything tag-like becomes `‹` (or `⁅`), which stays readable for people and
-    models. So a tag that still stands in a prompt is ours. In the policy's earlier words the format's own
-    `tags` stay.
+    The opening bracket of anything tag-like becomes `‹` (or `⁅`), which stays
+    readable for people and models. So a tag that still stands in a prompt is
+    ours. In the policy's earlier words the format's own `tags` stay.
 
     >>> inert("x < 5 </answer><|im_end|> [INST] [1]")
     'x < 5 ‹/answer>‹|im_end|> ⁅INST] [1]'
@@ -241,8 +241,8 @@ class Secret:
 def find_secrets(text: str) -> list[Secret]:
     """Return the secrets in a text, from left to right, without overlaps.
 
-    Only the secret part is marked: the password of a URL, the credential of a header, the value of an
-    assignment.
+    Only the secret part is marked: the password of a URL,
+    the credential of a header, the value of an assignment.
 
     >>> [(s.kind, s.start, s.end) for s in find_secrets("see ftp://me:hunter2@host/")]
     [('url_password', 13, 20)]
@@ -369,11 +369,11 @@ def _password(value: str) -> bool:
 class _Shape:
     """A pattern with the secret as its first group.
 
-    It is tried if the text in lower case holds one of the `signs`, if there are any, and one of the
-    `marks`.
+    It is tried if the text in lower case holds one of the
+    `signs`, if there are any, and one of the `marks`.
 
-    Nothing follows an unbounded repetition in it unless that is possessive, so that no text is searched
-    twice.
+    Nothing follows an unbounded repetition in it unless
+    that is possessive, so that no text is searched twice.
     """
 
     kind: str
@@ -383,8 +383,8 @@ class _Shape:
     accepts: Callable[[str], bool] = bool  # any text, as no pattern matches an empty one
 
 
-# A token may begin here: not after a letter or digit, unless that ends an escape sequence of JSON or of a
-# URL.
+# A token may begin here: not after a letter or digit,
+# unless that ends an escape sequence of JSON or of a URL.
 _START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=%[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4}))"
 _QUOTE = r"(?:\\{0,7}[\"']|&quot;|&#3[49];|&#x27;|%22)?"
 _ASSIGNED = rf"{_QUOTE}\]?\s{{0,4}}(?:=>|:=|==|[:=]|%3[AaDd])\s{{0,4}}b?{_QUOTE}"
@@ -453,8 +453,8 @@ _SHAPES = (
     ),
 )
 
-# Most texts lack most signs, and searching for one character is far cheaper than for a word, or a
-# pattern.
+# Most texts lack most signs, and searching for one
+# character is far cheaper than for a word, or a pattern.
 _SHAPES_BY_SIGNS: dict[str, list[_Shape]] = {}
 for _shape in _SHAPES:
     _SHAPES_BY_SIGNS.setdefault(_shape.signs, []).append(_shape)
@@ -469,8 +469,8 @@ _values: dict[str, str] = {}
 def _environment_values() -> dict[str, str]:
     """Return the values of variables with secret names, in every form that a text may hold them in, with the names."""
     global _environment, _values
-    # The undecoded variables: walking `os.environ` at every reply would take more time than the search
-    # for secrets.
+    # The undecoded variables: walking `os.environ` at every
+    # reply would take more time than the search for secrets.
     now = getattr(os.environ, "_data", os.environ)
     if now != _environment:
         _environment, _values = dict(now), {}
@@ -528,8 +528,8 @@ def parse_json(text: str | bytes) -> Any:
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON (an `object_pairs_hook`); raise ValueError if a key stands in it twice.
 
-    Readers disagree on which of two equal keys counts: Python takes the last one, Arrow and the Hub
-    refuse the text.
+    Readers disagree on which of two equal keys counts: Python
+    takes the last one, Arrow and the Hub refuse the text.
     """
     values = dict(pairs)
     if len(values) < len(pairs):

@@ -126,8 +126,8 @@ class Completion:
         prompt_token_ids: `[P]`, or None.
         prompt_tokens: count for cost; None if unknown.
         completion_tokens: likewise.
-        cached_tokens: how many of the prompt's tokens the engine took from its prefix cache; None if
-            unknown.
+        cached_tokens: how many of the prompt's tokens the
+            engine took from its prefix cache; None if unknown.
     """
 
     text: str

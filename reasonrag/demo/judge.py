@@ -1,8 +1,8 @@
 """An exact judge of the demo world: `--value judge` without a judge model, and with errors on demand.
 
-It reads only the requests that `rewards.judge` writes, recognises them by the labels of their lines in
-any prompt set, and replies in their contracts. It uses only what a request shows and the facts of the
-world.
+It reads only the requests that `rewards.judge` writes, recognises them
+by the labels of their lines in any prompt set, and replies in their
+contracts. It uses only what a request shows and the facts of the world.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ def same_meaning(world: Knowledge, fields: Fields) -> Verdict | None:
 def step_holds(world: Knowledge, fields: Fields) -> Verdict | None:
     """Judge a step as true if all stated facts are true and its conclusion states a fact or follows from one.
 
-    A conclusion follows if it is a correct comparison, or the value of a fact that the reasoning states.
-    Any other conclusion in the words of this world ("yes", a bare name, "None") is False; one in other
-    words cannot be judged.
+    A conclusion follows if it is a correct comparison, or the value of a fact
+    that the reasoning states. Any other conclusion in the words of this world
+    ("yes", a bare name, "None") is False; one in other words cannot be judged.
     """
     reasoning, conclusion = _text(fields, "Reasoning"), _text(fields, "Conclusion")
     stated, concluded = list(world.claims(reasoning)), list(world.claims(conclusion))
@@ -410,11 +410,10 @@ _JUDGES: dict[tuple[str, ...], Callable[[Knowledge, Fields], Verdict | None]] = 
 class DemoJudge:
     """An LLM that judges questions of one demo world (all splits). A pure function of prompt and sampling.
 
-    With probability `error_rate` a verdict is replaced by a wrong one: a boolean by its opposite, scores
-    by random ones, a plan by one with a needless or a missing step or a wrong answer. The prompt and the
-    seed of the sampling
-    (None counts as 0) decide all of it. A question of another world gets an unparseable reply: a missing verdict.
-    Temperature, `top_p` and `max_tokens` have no effect.
+    With probability `error_rate` a verdict is replaced by a wrong one: a boolean by its opposite,
+    scores by random ones, a plan by one with a needless or a missing step or a wrong answer. The prompt
+    and the seed of the sampling (None counts as 0) decide all of it. A question of another world gets
+    an unparseable reply: a missing verdict. Temperature, `top_p` and `max_tokens` have no effect.
     """
 
     def __init__(self, world_seed: int = 0, *, error_rate: float = 0.0) -> None:

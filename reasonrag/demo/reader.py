@@ -4,9 +4,9 @@ It sees only the prompt and answers in the contract of the `reasonrag` format: n
 in the evidence become queries, the sentence that shares most words with the query becomes evidence, and a
 span of the evidence becomes the answer. Each choice is the best one at temperature 0, and sampled above.
 
-Reading is linear in the text and keeps its order; nothing iterates over a set: its order depends on the
-interpreter's hash seed. A tree search reads the same passages again and again, so what a text holds is
-cached.
+Reading is linear in the text and keeps its order; nothing iterates over
+a set: its order depends on the interpreter's hash seed. A tree search
+reads the same passages again and again, so what a text holds is cached.
 """
 
 from __future__ import annotations
@@ -332,8 +332,7 @@ class ExtractiveLLM:
     """Serves prompts of the `reasonrag` format. A pure function of the prompt and the sampling.
 
     `temperature` and `seed` (None counts as 0) are honoured; `top_p` and `max_tokens` have no meaning
-    here, as there are no tokens. Token ids and log-probabilities are None; token counts are
-    words.
+    here, as there are no tokens. Token ids and log-probabilities are None; token counts are words.
     """
 
     name = "extractive"

@@ -1,10 +1,10 @@
 """An invented encyclopedia from a seed: one infobox-like page per entity, and questions that the pages answer.
 
-A world has four closed parts: train, dev, test and famous. Facts link entities of the same part only, so
-a test question never involves an entity of training. The famous part is the same in every world: a policy
-trained on many worlds can answer its questions from memory, and then a search is needless. Each split
-asks about famous entities of its own; an answer, though, may be a famous entity that another split asks
-about.
+A world has four closed parts: train, dev, test and famous. Facts link entities of the
+same part only, so a test question never involves an entity of training. The famous part
+is the same in every world: a policy trained on many worlds can answer its questions
+from memory, and then a search is needless. Each split asks about famous entities of its
+own; an answer, though, may be a famous entity that another split asks about.
 
 `vocabulary.json` holds the words: two lists for the names of each type of entity, the first words of
 famous names, and the relations. The split of a name does not depend on a seed, so a test name never
@@ -156,8 +156,8 @@ class Part:
 
     def page(self, name: str, passage_id: str = "") -> Passage:
         """Return the entity's page in FlashRAG's form: the title, a newline, the text."""
-        # Every fact repeats the name: otherwise BM25 often ranks a page that mentions the entity above
-        # its own page.
+        # Every fact repeats the name: otherwise BM25 often ranks
+        # a page that mentions the entity above its own page.
         text = "; ".join(self.hop(name, key).evidence for key in self.facts[name])
         return Passage(passage_id or name, f"{name}\n{text}")
 

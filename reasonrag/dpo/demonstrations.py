@@ -60,18 +60,18 @@ class _Attempt:
 def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     """Read the best trajectories of each question: highest F1 first, then fewest steps; equal ones count once.
 
-    A step is one row, once per question, after the prompt that the policy saw. The answer is also one
-    after the prompt of the last step, which demands it; or, if it was demanded, after the prompt that
-    leaves the choice. A step that completes a turn of its format ends with the end-of-turn token, unless
-    its sampled ids are known.
+    A step is one row, once per question, after the prompt that the policy saw. The
+    answer is also one after the prompt of the last step, which demands it; or, if it
+    was demanded, after the prompt that leaves the choice. A step that completes a turn
+    of its format ends with the end-of-turn token, unless its sampled ids are known.
 
     Args:
         data: folder of a run of build-tree.
         settings: `per_question`, `min_reward` and `test_share` are used.
 
     Raises:
-        DataError, RunError: the folder is missing, its tables are damaged, or no trajectory is good
-            enough.
+        DataError, RunError: the folder is missing, its tables
+            are damaged, or no trajectory is good enough.
     """
     run = named_path(data)
     config, summary = read_run(run)
@@ -171,8 +171,8 @@ def _ids(row: Row) -> tuple[int, ...] | None:
 def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *, final: bool) -> StepText | None:
     """Return a trajectory's answer as a step after the prompt that demands it (`final`), or that leaves the choice.
 
-    The steps have it after the other of the two. None if the format cannot read it there, or has changed
-    since.
+    The steps have it after the other of the two. None if
+    the format cannot read it there, or has changed since.
     """
     *earlier, last = steps
     before = tuple(earlier)

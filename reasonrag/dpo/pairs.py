@@ -70,8 +70,8 @@ def derive_pairs(
         min_margin: smallest difference of rewards, in [0, 1].
         reward: "spre", or "judge" or "prm" for the search's value Q.
         weighting: how trajectories are averaged.
-        min_confidence: smallest probability that the order is right (`spre.decisions`), in [0, 1]; it is
-            unknown for the others.
+        min_confidence: smallest probability that the order is right
+            (`spre.decisions`), in [0, 1]; it is unknown for the others.
         read_ids: whether the policy read ids, so that an open turn kept those that were sampled; a server
             that is sent text encodes the turn again.
         repeated: data set and id of the questions with a text that another tree has too, so that only

@@ -219,8 +219,8 @@ def _read_folder(path: Path) -> Preferences:
         if not any(folder.glob("*.parquet")):
             raise DataError(f"{path}: no run and no Parquet file in this folder; give one that has either")
     rows_by_split = _read_splits(folder)
-    # A copied run may lack a file: training on a part of the pairs would look like training on all of
-    # them.
+    # A copied run may lack a file: training on a part of
+    # the pairs would look like training on all of them.
     expected = summary.get("pairs") or {}
     for split in ("train", "test"):
         count = len(rows_by_split.get(split, []))
@@ -281,8 +281,8 @@ def pairs_in(path: Path) -> Iterator[CheckedRow]:
     """Yield the pairs of a file one by one.
 
     Raises:
-        DataError: the file cannot be read or holds no pairs; or, at its end, some rows cannot be used,
-            which it names.
+        DataError: the file cannot be read or holds no pairs; or,
+            at its end, some rows cannot be used, which it names.
     """
     row = None
     for row in checked_rows(path.name, _rows_of(path), RowProblems(str(path))):
@@ -331,8 +331,8 @@ def _read_hub(data: str) -> Preferences:
             splits = datasets.load_dataset(name, configuration, revision=Path(folder).name)
     except ConfigError:
         raise
-    # Offline mode, sockets, HTTP statuses and damaged caches raise types of their own, from three
-    # libraries.
+    # Offline mode, sockets, HTTP statuses and damaged
+    # caches raise types of their own, from three libraries.
     except Exception as error:
         raise DataError(
             f"data {quoted(data)} is no local file, and cannot be fetched from the Hub ({type(error).__name__}); "
@@ -460,8 +460,8 @@ def read_row(place: str, record: Any) -> CheckedRow:
     try:
         facts, sides = _Facts.model_validate(record), _read_sides(record)
     except ValidationError as error:
-        # Only the first problem, without the numbers of list entries, so that equal problems can be
-        # counted.
+        # Only the first problem, without the numbers of list
+        # entries, so that equal problems can be counted.
         problem = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(part for part in problem["loc"] if isinstance(part, str))
         reason = problem["msg"].removeprefix("Value error, ")
@@ -470,8 +470,8 @@ def read_row(place: str, record: Any) -> CheckedRow:
         raise Unusable("a number is too large") from None
     if _is_tie(sides):
         raise Unusable("chosen and rejected are equal")
-    # Without an id, the prompt stands for the question: rows of one state stay in one split and one
-    # sample.
+    # Without an id, the prompt stands for the question:
+    # rows of one state stay in one split and one sample.
     if record.get("question_id") is None:
         prompt = sides.chosen[0].prompt if isinstance(sides, StepSides) else sides.prompt
         question = _BY_PROMPT + hashlib.sha256(json.dumps(prompt, default=_as_fields).encode()).hexdigest()[:16]
@@ -518,8 +518,8 @@ def _read_sides(record: Mapping[str, Any]) -> Sides:
     # Ends are known only of steps; a whole turn ends as the chat template ends it.
     if any(record.get(f"{side}_end") is not None for side in _SIDES):
         return _step_sides({side: [_step_of_pair(record, chats.prompt, side)] for side in _SIDES})
-    # Our rows have a config_hash. As a chat, one without ends would be scored with an end that was not
-    # sampled.
+    # Our rows have a config_hash. As a chat, one without
+    # ends would be scored with an end that was not sampled.
     if record.get("config_hash") is not None:
         raise Unusable("of another version of reasonrag, without chosen_end (`reasonrag pairs` writes it again)")
     return ChatSides(chats.prompt, chats.chosen, chats.rejected)
@@ -587,8 +587,8 @@ def _is_tie(sides: Sides) -> bool:
 def _as_fields(value: Any) -> Any:
     """Return a value that JSON can hold: the fields of a slotted dataclass, the text of anything else.
 
-    Unknown token ids of a step are left out, so that rows without ids keep the checksum that they always
-    had.
+    Unknown token ids of a step are left out, so that rows
+    without ids keep the checksum that they always had.
     """
     if not is_dataclass(value):
         return str(value)
@@ -612,8 +612,8 @@ class PairRules:
         same_content: the same, with A and B compared by the text inside their last tag, normalised.
         named: the names of the first few, each with the pair that it reverses.
         rows: the number of pairs by split.
-        texts: the first split of each question, whatever its ids; of unknown trees, of each prompt, as a
-            digest.
+        texts: the first split of each question, whatever its
+            ids; of unknown trees, of each prompt, as a digest.
         shared_texts: texts in two splits.
 
     >>> rules = PairRules()
@@ -644,8 +644,8 @@ class PairRules:
             row.place, row.group, prompt, [(types[0], text) for text in chosen], [(types[1], text) for text in rejected]
         )
         self.rows[split] += 1
-        # Questions are compared by their text if it is known: the same one may stand there with another
-        # id.
+        # Questions are compared by their text if it is known:
+        # the same one may stand there with another id.
         text: object = short_hash(common_text("\n".join(prompt)))
         if self._repeated is not None:
             text = self._repeated.get(row.group, row.group)

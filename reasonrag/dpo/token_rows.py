@@ -5,8 +5,8 @@ others: a policy writes `.` and `</` as two tokens, its tokenizer `.</` as one. 
 than its step: a stop string ended most of them, and no end token was sampled there. Trainers that render
 the whole turn with the chat template score one all the same, in both completions of a pair.
 
-Nothing is ever cut, as a cut step is a different step: pairs that are too long are left out, and
-reported.
+Nothing is ever cut, as a cut step is a different step:
+pairs that are too long are left out, and reported.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def tokenise(
         DataError: a question is in both splits, or too many pairs are too long.
     """
     source, noun = data_of(settings), preferences.noun
-    # The rules see all rows, whatever a limit takes: the same data is refused or accepted with any
-    # sample.
+    # The rules see all rows, whatever a limit takes: the
+    # same data is refused or accepted with any sample.
     rules = PairRules()
     for split, rows in (("train", preferences.train), ("test", preferences.test)):
         for row in rows:
@@ -167,15 +167,15 @@ def _sample(rows: list[CheckedRow], settings: PairSettings) -> list[CheckedRow]:
 def encode(rows: Sequence[CheckedRow], chat: ChatTemplate) -> tuple[list[Pair], Counter[str]]:
     """Return token ids of every row, in order, and counts.
 
-    A step is the sampled ids, and its prompt the ids that the policy read (`ChatTemplate.token_ids`). Ids
-    that do not spell the step's text are another tokenizer's: then, and without ids, its text is encoded
-    by itself, and one end-of-turn token follows if the policy wrote one. Rows with unknown ends are
-    tokenised as TRL 1.16's DPOTrainer does: the whole turn with the template's own end, or the text and
-    the EOS token.
+    A step is the sampled ids, and its prompt the ids that the policy read
+    (`ChatTemplate.token_ids`). Ids that do not spell the step's text are another tokenizer's:
+    then, and without ids, its text is encoded by itself, and one end-of-turn token follows if
+    the policy wrote one. Rows with unknown ends are tokenised as TRL 1.16's DPOTrainer does:
+    the whole turn with the template's own end, or the text and the EOS token.
 
-    The counts are of `steps` with a known end, in every pair that has them; and of these, steps
-    `without_ids`, steps `of_another_tokenizer`, and steps that would have been `encoded_differently` than
-    they were sampled.
+    The counts are of `steps` with a known end, in every pair that has them;
+    and of these, steps `without_ids`, steps `of_another_tokenizer`, and
+    steps that would have been `encoded_differently` than they were sampled.
 
     Raises:
         DataError: the chat template refuses a row, or a completion has nothing left to score.
@@ -191,8 +191,8 @@ class _Encoder:
     def __init__(self, chat: ChatTemplate) -> None:
         self.chat = chat
         self.counts = Counter[str]()
-        # One object per id: a tokenizer makes a new one for every token, which takes four times the
-        # memory.
+        # One object per id: a tokenizer makes a new one for
+        # every token, which takes four times the memory.
         self._shared_ids: dict[int, int] = {}
         self._prompt_ids: dict[Prompt, Ids] = {}
         self._vocabulary = len(chat.tokenizer)
@@ -250,8 +250,8 @@ class _Encoder:
     def _spelled(self, text: str, ids: Ids | None) -> Ids | None:
         """Return sampled ids if they spell their text in this tokenizer, else None.
 
-        The last token may hold more than the text, which ends at a stop string; and some decoders drop a
-        leading blank.
+        The last token may hold more than the text, which ends at
+        a stop string; and some decoders drop a leading blank.
         """
         if ids is None or max(ids, default=0) >= self._vocabulary:
             return None
@@ -268,8 +268,8 @@ class _Encoder:
         else:
             texts = self._chat_texts(place, sides)
             read, with_chosen, with_rejected = (self._ids(text, add_special_tokens=False) for text in texts)
-        # Tokens of prompt and completion may merge, so the prompt's ids need not begin those of the
-        # whole.
+        # Tokens of prompt and completion may merge, so the
+        # prompt's ids need not begin those of the whole.
         border = 0
         for in_prompt, in_chosen, in_rejected in zip(read, with_chosen, with_rejected, strict=False):
             if not in_prompt == in_chosen == in_rejected:
@@ -297,8 +297,8 @@ class _Encoder:
         return [render(sides.prompt, add_generation_prompt=True), *whole_turns]
 
     def _ids(self, text: str, **options: bool) -> Ids:
-        # `verbose` would warn of texts above the model's context; lengths are checked and reported by
-        # `fit`.
+        # `verbose` would warn of texts above the model's
+        # context; lengths are checked and reported by `fit`.
         return self._share(self.chat.tokenizer(text, verbose=False, **options)["input_ids"])
 
     def _share(self, ids: Sequence[int]) -> Ids:
@@ -338,8 +338,8 @@ def fit(
     Raises:
         DataError: more than `max_dropped` of a split is too long, or no pair is left to train on.
     """
-    # `[prompt + step]` tokens of one forward pass. A cut step would be another step, so pairs fit or are
-    # left out.
+    # `[prompt + step]` tokens of one forward pass. A cut step
+    # would be another step, so pairs fit or are left out.
     longest = max(pair.tokens for members in splits.values() for pair in members)
     limit = min(settings.max_length or longest, context or longest)
     log(f"max_length {limit}, the longest of the {noun} has {longest} tokens; longer ones are left out, not cut")

@@ -1,7 +1,7 @@
 """Training on preference pairs, through TRL: DPO, and supervised fine-tuning on the chosen steps.
 
-`train_dpo` reads from top to bottom: preferences -> pairs of token rows -> trainer -> train -> evaluate
--> save.
+`train_dpo` reads from top to bottom: preferences -> pairs
+of token rows -> trainer -> train -> evaluate -> save.
 
 Imports TRL, so it is itself imported only once a training run starts.
 """
@@ -42,9 +42,9 @@ _REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> TrainingRun[DPOSettings]:
     """Train a policy on preferences between steps (arXiv:2505.14069, sec. 2.2.3 and eq. 3), or resume in `out`.
 
-    The loss is -log sigmoid(beta * (log-ratio of the chosen step - log-ratio of the rejected step)), over
-    the tokens of the steps alone; a log-ratio is log p(step | prompt) of the policy less that of the
-    reference model.
+    The loss is -log sigmoid(beta * (log-ratio of the chosen step - log-ratio
+    of the rejected step)), over the tokens of the steps alone; a log-ratio
+    is log p(step | prompt) of the policy less that of the reference model.
     """
     loss_types = settings.loss_type.split(",")
     for loss_type in loss_types:
@@ -55,12 +55,12 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
     run.prepare(DPOConfig, loss_type=loss_types, precompute_ref_log_probs=settings.reference == "precomputed")
 
     def read() -> TrainingData:
-        # A run's folder, a file or a Hub data set -> checked rows -> ids: those that the policy read and
-        # sampled.
+        # A run's folder, a file or a Hub data set -> checked
+        # rows -> ids: those that the policy read and sampled.
         preferences = read_preferences(data_of(settings))
         pairs = tokenise(preferences, settings, run.chat, context=run.source.context(), log=run.log)
-        # With lengths, pairs of like length share a forward pass, unless the loss compares those of a
-        # pass.
+        # With lengths, pairs of like length share a forward
+        # pass, unless the loss compares those of a pass.
         by_batch = _BATCH_LOSS_TYPES.intersection(loss_types)
         make_rows = partial(pair_rows, pairs, with_lengths=not by_batch)
         return TrainingData(pairs.checksum, pairs.card, pairs.facts, make_rows)
@@ -165,9 +165,9 @@ def step_rows(pairs: TokenPairs) -> dict[str, TokenRows]:
 class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
     """TRL's DPOTrainer on rows of token ids, as `pair_rows` returns them; rows of text are prepared by TRL.
 
-    On pairs of single steps the loss is TRL's own, of any type. On pairs of trajectories it is the
-    sigmoid loss
-    (arXiv:2305.18290, eq. 7), and the log-probability of a side is the sum over its steps, each in its own prompt.
+    On pairs of single steps the loss is TRL's own, of any type. On pairs of
+    trajectories it is the sigmoid loss (arXiv:2305.18290, eq. 7), and the
+    log-probability of a side is the sum over its steps, each in its own prompt.
 
     Raises:
         ConfigError: pairs of trajectories, and a TRL option that their loss does not support.
@@ -215,9 +215,9 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
             fused_lm_head=True,
             **({"output_router_logits": True} if self.aux_loss_enabled else {}),
         )
-        # `log_probs` is `[R, T - 1]`, 0 where nothing is scored; its sum is log p(step | prompt) of each
-        # step. `[pairs]` log-probabilities of the chosen and the rejected sides, under the policy and the
-        # reference.
+        # `log_probs` is `[R, T - 1]`, 0 where nothing is scored; its sum is
+        # log p(step | prompt) of each step. `[pairs]` log-probabilities of the
+        # chosen and the rejected sides, under the policy and the reference.
         chosen, rejected = _sum_by_pair(outputs.log_probs.sum(dim=1), inputs)
         if self.precompute_ref_logps:
             ref_chosen, ref_rejected = (inputs[name] for name in _REFERENCE_COLUMNS)

@@ -1,7 +1,7 @@
 """The metrics of an evaluation: one registry, from which results, tables, charts, pages and cards follow.
 
-LasJ, OSR and USR rest on verdicts of a judge: LasJ follows When-to-search, sec. 4.1; OSR and USR HiPRAG,
-eq. 2.
+LasJ, OSR and USR rest on verdicts of a judge: LasJ follows
+When-to-search, sec. 4.1; OSR and USR HiPRAG, eq. 2.
 """
 
 from __future__ import annotations
@@ -302,8 +302,8 @@ def attempt_values(attempt: Attempt) -> dict[str, Value]:
 def kind(question: Question) -> str:
     """Return the kind that the data set gives a question (arXiv:2505.14069, App. D); "" if it gives none.
 
-    "known" if the policy has seen the fact. The kinds of MuSiQue are its numbers of hops, whatever the
-    shape of the decomposition.
+    "known" if the policy has seen the fact. The kinds of MuSiQue are
+    its numbers of hops, whatever the shape of the decomposition.
 
     >>> kind(Question("3hop1__9285_5188_23307", "...", ("x",)))
     '3hop'

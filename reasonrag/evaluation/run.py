@@ -7,9 +7,9 @@ OUT/
 ├── metrics.json, report.md
 └── plots/*.svg, *.png
 
-The seed of a call depends only on the run's seed, the question and the step. So two settings send the
-same requests until they differ, and the journal answers them: a second step limit pays for its forced
-answers and nothing else.
+The seed of a call depends only on the run's seed, the question and the step.
+So two settings send the same requests until they differ, and the journal
+answers them: a second step limit pays for its forced answers and nothing else.
 """
 
 from __future__ import annotations
@@ -111,17 +111,17 @@ class Evaluation:
             configs: configurations by policy name, which is also the name of a folder in `out`. The first
                 policy is the baseline. All share questions, corpus and seed.
             out: folder of the evaluation.
-            temperatures: sampling temperatures to sweep; 0 is greedy decoding. None, here and below: as
-                configured.
+            temperatures: sampling temperatures to sweep; 0 is greedy
+                decoding. None, here and below: as configured.
             max_steps: step limits to sweep.
             max_searches: limits of the searches to sweep.
             top_ks: passages per search to sweep.
-            choose: rules to compare that keep one of `choice.best_of` attempts. All choose among the same
-                attempts.
+            choose: rules to compare that keep one of `choice.best_of`
+                attempts. All choose among the same attempts.
             rules: normalisation rules of EM, F1 and ACC.
             judging: the judge, and which of LasJ, OSR and USR it is asked for. None: no judged metrics.
-            differently: whether a policy with a card may be compared with one that has none and other
-                prompts.
+            differently: whether a policy with a card may be
+                compared with one that has none and other prompts.
 
         Raises:
             ConfigError, DataError: the settings do not fit together, or a file cannot be read.
@@ -188,14 +188,13 @@ class Evaluation:
         """Run the policies on all questions that the journals do not hold yet, and write the report.
 
         Args:
-            show: context manager that is entered around the work of each policy, inside the event loop.
-                It gets this evaluation: `progress` to show, `drain` to call on Ctrl-C. Models are loaded
-                outside of it.
+            show: context manager that is entered around the work of each policy,
+                inside the event loop. It gets this evaluation: `progress` to
+                show, `drain` to call on Ctrl-C. Models are loaded outside of it.
 
         Returns:
             The contents of `metrics.json`. `incomplete` lists settings at which more questions are
-                missing than
-            `run.max_failed` allows, `unjudged` those at which more verdicts failed.
+            missing than `run.max_failed` allows, `unjudged` those at which more verdicts failed.
 
         Raises:
             Interrupted: `drain` was called; the same evaluation run again resumes.
@@ -299,8 +298,8 @@ class Evaluation:
         shards = ShardWriter(
             folder.path / "trajectories", setting.name, trajectory_schema(), shard_rows=_SHARD_ROWS, keep_empty=True
         )
-        # Rows are written in the order of the questions; a row that is finished before an earlier one
-        # waits here.
+        # Rows are written in the order of the questions; a row
+        # that is finished before an earlier one waits here.
         waiting: dict[int, Row | None] = {}
         next_index = 0
 
@@ -314,8 +313,8 @@ class Evaluation:
 
         async def try_question(index: int, question: Question, count: Count) -> None:
             caller.set(Caller(f"{question.dataset}/{question.id}"))
-            # Algorithm 1: search and read until the answer; several times if one of the attempts is to be
-            # chosen.
+            # Algorithm 1: search and read until the answer;
+            # several times if one of the attempts is to be chosen.
             seed = derive_seed(config.seed, question.dataset, question.id)
             best_of = config.choice.best_of
             seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, best_of))]
@@ -364,9 +363,9 @@ def _most_steps(config: Config) -> int:
 async def choose(attempts: Sequence[Trajectory], rule: str, scorer: StepScorer | None) -> Trajectory:
     """Return one of some attempts by a rule, the first of equals; one without an answer only if none has one.
 
-    prm takes the attempt with the highest value of its last step: this step is scored after all notes, so
-    its value is that of the whole attempt. majority takes the most frequent answer, normalised; first
-    takes the first attempt.
+    prm takes the attempt with the highest value of its last step: this step is
+    scored after all notes, so its value is that of the whole attempt. majority
+    takes the most frequent answer, normalised; first takes the first attempt.
     """
     if len(attempts) == 1 or rule == "first":
         return attempts[0]

@@ -93,13 +93,11 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     """Return the contents of `metrics.json` for at least one policy; the first is the baseline.
 
     Settings of two policies are paired by their position in the sweep, so policies that differ in their
-    own settings
-    (such as another top-k) can be compared; `baseline_setting` names the baseline's.
+    own settings (such as another top-k) can be compared; `baseline_setting` names the baseline's.
 
     Returns:
         The metrics of the first policy at its first setting; under `policies` the metrics of all policies
-            and settings;
-        `differences`, one row per policy, setting and metric; and the settings of the run.
+        and settings; `differences`, one row per policy, setting and metric; and the settings of the run.
     """
     first = results[0]
     splits = splits_of_names(first.config.questions.dataset or "", first.config.questions.split)
@@ -301,8 +299,8 @@ def _missing(result: PolicyResult, outcome: Outcome) -> Iterator[Metrics]:
 def _unjudged(result: PolicyResult, outcome: Outcome) -> Iterator[Metrics]:
     """Yield the metrics for which more verdicts failed than `run.max_failed` allows: the known ones may be biased.
 
-    It is a share of the verdicts, or of the questions if few have a verdict: one failure of nine is not
-    an outage.
+    It is a share of the verdicts, or of the questions if few
+    have a verdict: one failure of nine is not an outage.
     """
     for metric in result.judge["metrics"] if result.judge else ():
         failed = sum(_causes(outcome, metric).values())

@@ -40,8 +40,8 @@ class Stage(StrEnum):
 class Block:
     """One step in the sense of a paper: some reasoning, perhaps a search with what it found, and a conclusion.
 
-    Texts are stripped. `query` is None if the policy relied on its own knowledge; `context` holds the
-    passages found.
+    Texts are stripped. `query` is None if the policy relied
+    on its own knowledge; `context` holds the passages found.
     """
 
     reasoning: str = ""
@@ -100,8 +100,8 @@ class Format(Protocol):
     def must_answer(self, steps: tuple[Step, ...], max_steps: int) -> bool:
         """Return whether the next step has to be the answer, if a trajectory has at most `max_steps` actions.
 
-        The passages of a search have to be in a later prompt, so this returns True where no step is left
-        to show them.
+        The passages of a search have to be in a later prompt,
+        so this returns True where no step is left to show them.
         """
         ...
 
@@ -191,9 +191,9 @@ class InstructedFormat:
 
         Args:
             prompts: the set that the texts come from; the shipped `default` set if None.
-            passage_order: how the passages of a search are shown; training and inference must agree.
-                ReasonRAG's published tree builder showed the best one last, its published inference
-                showed it first.
+            passage_order: how the passages of a search are shown; training and
+                inference must agree. ReasonRAG's published tree builder showed
+                the best one last, its published inference showed it first.
             max_passage_chars: longer passages are cut there, with a mark.
         """
         prompts = prompts or PromptSet.find()
@@ -361,8 +361,8 @@ def tags(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
     [('query', 'a'), ('answer', 'b')]
     """
     well_formed: list[tuple[str, str]] = []
-    # Neighbours that open and close one name: a tag in between would make them no neighbours, so none is
-    # nested.
+    # Neighbours that open and close one name: a tag in between
+    # would make them no neighbours, so none is nested.
     for opening, closing in itertools.pairwise(_tag_pattern(tuple(names)).finditer(text)):
         if not opening[1] and closing[1] and opening[2] == closing[2]:
             well_formed.append((opening[2], text[opening.end() : closing.start()].strip()))

@@ -28,10 +28,9 @@ _END_OF_REASONING = re.compile("</reasoning>|<search>|<context>|<conclusion>")
 class HiPRAGFormat(StreamFormat):
     """Steps of `<reasoning>`, perhaps `<search>` and `<context>`, and `<conclusion>`.
 
-    Well-formed is what Alg. 2 and 3 accept (`check`) once the bodies of `<context>` are sealed, with two
-    exceptions: a `<context>` that the policy wrote itself (`written_observation`), and an answer that
-    only echoes an instruction
-    (`empty_answer`).
+    Well-formed is what Alg. 2 and 3 accept (`check`) once the bodies of `<context>` are
+    sealed, with two exceptions: a `<context>` that the policy wrote itself
+    (`written_observation`), and an answer that only echoes an instruction (`empty_answer`).
     """
 
     name = "hiprag"
@@ -46,9 +45,9 @@ class HiPRAGFormat(StreamFormat):
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
         """Return True after `max_steps - 1` finished `<step>`s: the budget B of Alg. 1 counts conclusions (line 14).
 
-        A step with a search takes two actions, so B steps take at most 2 B. Alg. 1 lets a policy search
-        within one step without end (line 11); here it is stopped after as many actions as B steps with a
-        search would have taken.
+        A step with a search takes two actions, so B steps take at most 2 B. Alg.
+        1 lets a policy search within one step without end (line 11); here it is
+        stopped after as many actions as B steps with a search would have taken.
         """
         finished = sum(isinstance(step.action, Note) for step in steps)
         return finished >= max_steps - 1 or len(steps) >= 2 * (max_steps - 1)
@@ -135,8 +134,8 @@ def _check_steps(thought: str) -> str:
 def check_step(body: str) -> str:
     """Check one step by Algorithm 3, VALIDATESTEP: reasoning, perhaps search and context, conclusion, nothing between.
 
-    A body may be empty, and may mention a closing tag that its schema lacks: the algorithm counts
-    neither.
+    A body may be empty, and may mention a closing tag
+    that its schema lacks: the algorithm counts neither.
 
     >>> check_step("<reasoning>r</reasoning><search>q</search><conclusion>c</conclusion>")
     'context_count'

@@ -32,10 +32,10 @@ ECHOES = frozenset({"and", "QUERY", "ANSWER", "EVIDENCE"})
 class ReasonRAGFormat(InstructedFormat):
     """Stages Reasoning, Grounding, Terminal; tags `<query>`, `<evidence>`, `<answer>`; a fresh prompt at each step.
 
-    A prompt set with a text `system` has it as the system prompt of all stages, and the stage's own text
-    as the last lines of the user turn: one prompt of a trajectory and the next then begin alike up to the
-    newest thought, and an engine computes those tokens once. A set without it has the stage's text as the
-    system prompt.
+    A prompt set with a text `system` has it as the system prompt of all stages, and
+    the stage's own text as the last lines of the user turn: one prompt of a trajectory
+    and the next then begin alike up to the newest thought, and an engine computes
+    those tokens once. A set without it has the stage's text as the system prompt.
     """
 
     name = "reasonrag"

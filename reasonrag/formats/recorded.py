@@ -1,7 +1,7 @@
 """Replays a recorded third-party agent with our retriever: its own messages and functions, our searches.
 
-A conversation that `contrib.record` kept is a trajectory of this format, so `build-tree` branches each of
-its steps.
+A conversation that `contrib.record` kept is a trajectory
+of this format, so `build-tree` branches each of its steps.
 """
 
 from __future__ import annotations

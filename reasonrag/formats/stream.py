@@ -46,12 +46,12 @@ _WITHOUT_THOUGHTS = re.compile("(SI)*A")
 class StreamFormat(InstructedFormat):
     """One turn of think, search, observe and answer. A subclass names its tags and their order.
 
-    A turn is well-formed if there is only white space between its elements, none is nested, the policy
-    wrote no observation itself, no query and no answer is empty, and the tags are in the order of
-    `grammar`. If several things are wrong, `reason` is the gravest: `written_observation`, `unclosed_TAG`
-    or `unopened_TAG`, `no_answer`, `order`, `thought_order` (searches, observations and answer are in
-    order, thoughts are missing or too many), `stray_text`, `empty_TAG`. A turn with only one of the last
-    three is still usable.
+    A turn is well-formed if there is only white space between its elements, none is nested, the
+    policy wrote no observation itself, no query and no answer is empty, and the tags are in the
+    order of `grammar`. If several things are wrong, `reason` is the gravest:
+    `written_observation`, `unclosed_TAG` or `unopened_TAG`, `no_answer`, `order`,
+    `thought_order` (searches, observations and answer are in order, thoughts are missing or too
+    many), `stray_text`, `empty_TAG`. A turn with only one of the last three is still usable.
 
     A checkpoint that was trained with marks instead of tags overrides `in_tags`: what it writes is
     rewritten into tags before it is parsed, and only then (`papers.dialects`).
@@ -68,8 +68,8 @@ class StreamFormat(InstructedFormat):
     concludes: ClassVar[str] = "think"  # the tag around the conclusion from the passages
     plans: ClassVar[bool] = False  # whether the first thought is a plan
     final_stops: ClassVar[tuple[str, ...]] = ("</answer>",)  # where the answer is forced
-    # The order of the tags: thought T, search S, observation I, conclusion R (T if that is a thought),
-    # answer A.
+    # The order of the tags: thought T, search S, observation
+    # I, conclusion R (T if that is a thought), answer A.
     grammar: ClassVar[re.Pattern[str]] = re.compile("T(SIT)*A")
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
@@ -204,8 +204,8 @@ class StreamFormat(InstructedFormat):
             elif tag == self.found and body == SEALED:
                 _add_context(blocks, next(contexts, ""))
             elif tag == self.concludes and blocks and blocks[-1].is_search and not blocks[-1].conclusion:
-                # Where one tag serves both, what concludes a search is also the thought before the next
-                # one.
+                # Where one tag serves both, what concludes a
+                # search is also the thought before the next one.
                 blocks[-1] = replace(blocks[-1], conclusion=body)
                 thought = body if tag == self.thinks else ""
             elif tag == self.concludes != self.thinks:
@@ -295,12 +295,12 @@ class SearchP1Format(StreamFormat):
 class WhenToSearchFormat(StreamFormat):
     """`<think>`, `<search>`, `<information>`, `<reflect>`, `<answer>`.
 
-    Well-formed is one of the two structures of sec. 3.3: without a search `think reflect answer` (App.
-    B.4, points 1 and 2); else "multiple iterations of think, search, information, reflect", then the
-    answer. Only the first iteration has to think: point 5 lets a policy search again right after it has
-    reflected, as it does in Table 9. So `think (reflect | search information reflect (think? search
-    information reflect)*) answer`; between the last reflection and the answer nothing may stand (point
-    4).
+    Well-formed is one of the two structures of sec. 3.3: without a search
+    `think reflect answer` (App. B.4, points 1 and 2); else "multiple iterations of think,
+    search, information, reflect", then the answer. Only the first iteration has to think:
+    point 5 lets a policy search again right after it has reflected, as it does in Table 9.
+    So `think (reflect | search information reflect (think? search information reflect)*)
+    answer`; between the last reflection and the answer nothing may stand (point 4).
     """
 
     name = "when_to_search"

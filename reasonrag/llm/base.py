@@ -23,8 +23,8 @@ class Sampling:
         temperature: 0 is greedy decoding.
         top_p: nucleus mass in (0, 1].
         max_tokens: upper bound.
-        seed: a backend that honours seeds gives the same text for the same prompt and seed. None lets the
-            backend choose.
+        seed: a backend that honours seeds gives the same text for
+            the same prompt and seed. None lets the backend choose.
     """
 
     temperature: float = 1.0
@@ -38,8 +38,8 @@ class Caller:
     """The question that a call of an `LLM` belongs to. It changes when and where a request is served, not its content.
 
     Args:
-        question: data set and id in one text. Requests of a question share prompt prefixes, so they
-            belong on one engine.
+        question: data set and id in one text. Requests of a question
+            share prompt prefixes, so they belong on one engine.
         priority: of two requests that wait, the one with the lower number is served first.
     """
 
@@ -106,8 +106,8 @@ def restore_stop(text: str, stop: tuple[str, ...], prefix: str = "") -> str:
     whole = prefix + text
     for closing in stop:
         opening = _opening(closing)
-        # Passages in the prefix have no tags left, but brackets: one opens something only where the
-        # prefix ends.
+        # Passages in the prefix have no tags left, but brackets:
+        # one opens something only where the prefix ends.
         start = whole.rfind(opening, len(prefix) - 1 if opening == "[" and prefix else 0) if opening else -1
         is_open = start >= 0 and whole.rfind(closing) < start
         if is_open and start > innermost_start:

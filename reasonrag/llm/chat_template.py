@@ -94,8 +94,8 @@ class ChatTemplate:
     def _check(self, named: str) -> None:
         """Raise if the template shows no chat, or takes more time or memory than a short one is worth.
 
-        Jinja's sandbox keeps a template from the machine, but limits neither, so a child process tries it
-        first.
+        Jinja's sandbox keeps a template from the machine, but
+        limits neither, so a child process tries it first.
         """
         # A child by fork has the tokenizer already; a new process would load it, in seconds.
         child = os.fork()
@@ -130,8 +130,8 @@ class ChatTemplate:
     def end_of_turn(self) -> int:
         """The token with which the policy ends its turn: the first special one that the template writes after it.
 
-        In some models that is not the EOS token (`<end_of_turn>` and `<eos>`); it is EOS if the template
-        writes none.
+        In some models that is not the EOS token (`<end_of_turn>`
+        and `<eos>`); it is EOS if the template writes none.
 
         Raises:
             ConfigError: the template writes none and the tokenizer has no EOS token.
@@ -192,8 +192,8 @@ class ChatTemplate:
             chars = list(text)
             for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
                 token = text[start:end].lstrip()
-                # Id 0 is text without a token. A tag of the format would be changed by `inert`, and
-                # stays.
+                # Id 0 is text without a token. A tag of the
+                # format would be changed by `inert`, and stays.
                 if id and token and inert(token) == token:
                     first = unicodedata.normalize("NFKC", token[0])
                     chars[end - len(token)] = OPENINGS.get(first, " ")
@@ -206,9 +206,9 @@ class ChatTemplate:
     def _added(self) -> tuple[Any, list[str], bool]:
         """A tokenizer of the added tokens that may stand in texts from outside alone, these, and whether it normalises.
 
-        It finds the same tokens as the whole tokenizer, also forms that become a token when they are
-        normalised. Blanks, words and signs stay unless they are special tokens: a vocabulary may have
-        been extended by them.
+        It finds the same tokens as the whole tokenizer, also forms that become
+        a token when they are normalised. Blanks, words and signs stay unless
+        they are special tokens: a vocabulary may have been extended by them.
         """
         from tokenizers import Tokenizer, models
 
@@ -233,8 +233,8 @@ class ChatTemplate:
         """Return the ids of a text without special tokens around it."""
         text = valid_unicode(text)
         fast = self._fast
-        # `truncation` and `padding` stay set from an earlier call of the tokenizer; only a full call
-        # resets them.
+        # `truncation` and `padding` stay set from an earlier
+        # call of the tokenizer; only a full call resets them.
         if fast is None or fast.truncation or fast.padding or fast.encode_special_tokens:
             return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         # Without the offset of each token, which takes a third of the time and is not used here.

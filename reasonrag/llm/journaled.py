@@ -63,8 +63,8 @@ class JournaledLLM:
             LLMError: raised by the inner model; nothing is stored.
             Interrupted: the run is shutting down, and the journal does not hold the reply.
         """
-        # A policy's seeds differ by question. A judge may be asked the same about two of them, and is
-        # asked once.
+        # A policy's seeds differ by question. A judge may be
+        # asked the same about two of them, and is asked once.
         question = caller.get().question if self.kind == "policy" else ""
         is_greedy = self.kind == "policy" and sampling.temperature == 0
         keyed_sampling = replace(sampling, seed=None) if is_greedy else sampling
@@ -73,8 +73,8 @@ class JournaledLLM:
         if stored is not None:
             return _decode(stored[0])
         self.journal.admit()
-        # A request keeps its slot until its reply is on disk: no more calls than slots are ever paid for
-        # and not kept.
+        # A request keeps its slot until its reply is on disk: no
+        # more calls than slots are ever paid for and not kept.
         answered_requests: list[Request] = []
         token = answered.set(answered_requests)
         try:
@@ -109,8 +109,8 @@ class JournaledLLM:
 
 def request_key(model: str, kind: str, prompt: Prompt, sampling: Sampling) -> str:
     """Return 32 hex digits that identify a request."""
-    # The lengths say where each text ends, so no two requests have the same content. The 1 is the number of
-    # completions, which is part of the keys of journals that exist.
+    # The lengths say where each text ends, so no two requests have the same content. The
+    # 1 is the number of completions, which is part of the keys of journals that exist.
     shape = (
         *(model, kind, 1, sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.seed),
         prompt.stop,

@@ -93,11 +93,11 @@ class TransformersLLM:
         self.chat = chat
         self.model = None
         self._batch_size = batch_size
-        # A batch that runs, and the requests of the next: with fewer the worker would wait for them in
-        # between.
+        # A batch that runs, and the requests of the next: with
+        # fewer the worker would wait for them in between.
         self.slots = Slots(2 * batch_size)
-        # No `get` of it may have a timeout: in CPython 3.11, one that is over meanwhile becomes a wait
-        # for ever.
+        # No `get` of it may have a timeout: in CPython 3.11,
+        # one that is over meanwhile becomes a wait for ever.
         self._queue: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._in_use = threading.Lock()  # held while the worker computes
@@ -110,8 +110,8 @@ class TransformersLLM:
     def lent(self, model: Any) -> Iterator[None]:
         """Use weights that a trainer holds and changes, without a second copy.
 
-        No request may be running when this ends. The model is in evaluation mode in the block, and
-        restored afterwards.
+        No request may be running when this ends. The model is in
+        evaluation mode in the block, and restored afterwards.
         """
         training = model.training
         # Dropout would make another text of each request, and gradient checkpointing turns the cache off.
@@ -170,8 +170,8 @@ class TransformersLLM:
         while not self._closed.is_set():
             if not waiting and (row := self._queue.get()) is not None:
                 waiting.append(row)
-                # A wait for a relative time: `time.sleep` ends at an absolute one, which a clock that
-                # jumps moves away.
+                # A wait for a relative time: `time.sleep` ends at an
+                # absolute one, which a clock that jumps moves away.
                 select.select((), (), (), _WINDOW_S)
             waiting += self._arrived()
             if batch := _next_batch(waiting, self._batch_size):
@@ -210,8 +210,8 @@ class TransformersLLM:
         cache, running = None, list(rows)
         with torch.no_grad():  # not inference_mode: a model in training may keep a tensor that is made here
             while running:
-                # `[B, P]` positions without the padding; of the last token alone once the prompts are
-                # computed.
+                # `[B, P]` positions without the padding; of the
+                # last token alone once the prompts are computed.
                 positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
                 output = self.model(
                     input_ids=input_ids,
@@ -232,8 +232,8 @@ class TransformersLLM:
                 beat()
                 if self._closed.is_set():
                     return
-                # Rows that are done stay in the batch until half of them are: to leave copies the whole
-                # cache.
+                # Rows that are done stay in the batch until half
+                # of them are: to leave copies the whole cache.
                 if 2 * len(left) <= len(running):
                     keep = torch.tensor(left, dtype=torch.long, device=input_ids.device)
                     running = [running[index] for index in left]

@@ -14,8 +14,8 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import parse_json
 
-# Files that a loader reads. Reports, curves and checkpoints of a training run change no reply, and may
-# come later.
+# Files that a loader reads. Reports, curves and checkpoints
+# of a training run change no reply, and may come later.
 _READ = (
     *("*.safetensors", "pytorch_model*.bin", "*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py"),
     POLICY_CARD,
@@ -203,8 +203,8 @@ def require_memory(
     """Raise if the weights alone do not fit into memory, `copies` times: the system kills such a process silently.
 
     Raises:
-        ConfigError: the model does not fit; names the memory that it needs, the free memory and the
-            `remedy`.
+        ConfigError: the model does not fit; names the memory
+            that it needs, the free memory and the `remedy`.
     """
     (parameters, size), free = weights_of(path_or_name, revision), free_memory()
     if dtype is not None:
@@ -221,8 +221,8 @@ def choose_threads(model: Any) -> int:
     """Return how many threads torch should use for a model: one for a small model on a CPU, else its own choice."""
     import torch
 
-    # Threads of a product wait for the slowest, and spin meanwhile: of small matrices that takes longer
-    # than the rest.
+    # Threads of a product wait for the slowest, and spin
+    # meanwhile: of small matrices that takes longer than the rest.
     parameters = sum(weights.numel() for weights in model.parameters())
     if next(model.parameters()).device.type == "cpu" and parameters < _SMALL:
         return 1

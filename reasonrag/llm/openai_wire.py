@@ -33,8 +33,8 @@ _FINISH = {"length": FinishReason.LENGTH, "max_tokens": FinishReason.LENGTH}
 _FINISH |= dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "tool_calls"), FinishReason.STOP)
 
 Encoded = str | Sequence[int] | None
-# From prompt to the input of the completions endpoint: a text, or token ids, which vLLM takes as they
-# are.
+# From prompt to the input of the completions endpoint:
+# a text, or token ids, which vLLM takes as they are.
 Encode = Callable[[Prompt], str | Sequence[int]]
 
 MOST_TOKENS = 1 << 24
@@ -136,8 +136,8 @@ class Wire:
         field `prompt` of the request; ids in it are the prompt's ids, even if the server reports none.
 
         Raises:
-            BadReply: the reply is not JSON, has no choices, or reports other prompt ids than the request
-                had.
+            BadReply: the reply is not JSON, has no choices, or
+                reports other prompt ids than the request had.
         """
         reply: Any = None
         with contextlib.suppress(ValueError, RecursionError):
@@ -183,8 +183,8 @@ class Wire:
         # normalised over the nucleus; others are from before the temperature is applied.
         if sampling.top_p >= 1.0 if self.processed_logprobs else sampling.temperature in (0.0, 1.0):
             logprobs = _logprobs(choice.get("logprobs")) if self.logprobs else None
-        # Some servers count the end token in one of the two only: then it is unknown which belongs to
-        # which.
+        # Some servers count the end token in one of the two
+        # only: then it is unknown which belongs to which.
         if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
             logprobs = None
         return Completion(

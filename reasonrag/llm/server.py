@@ -58,16 +58,16 @@ NAME_IT = "add --policy-model (or --judge-model); in eval, --policy NAME=URL#MOD
 class ServerLLM:
     """A model on an OpenAI-compatible server, or on several, with retries and bounded concurrency.
 
-    A server that cannot be reached, or answers 502, 503 or 504, is waited for: one request at a time
-    finds out whether it is back. With several servers the requests of a question go to one of them, and
-    to another one if it is away.
+    A server that cannot be reached, or answers 502, 503 or 504, is waited for:
+    one request at a time finds out whether it is back. With several servers the
+    requests of a question go to one of them, and to another one if it is away.
 
     Use an instance in one event loop; after `aclose` it may be used in another.
 
     Attributes:
         slots: the requests in flight at the servers.
-        dropped: parameters that requests omit, as the server refused them. Without `seed`, samples cannot
-            be reproduced.
+        dropped: parameters that requests omit, as the server refused
+            them. Without `seed`, samples cannot be reproduced.
     """
 
     def __init__(
@@ -88,18 +88,18 @@ class ServerLLM:
         """Describe the server; nothing is sent before the first call.
 
         Args:
-            base_url: address up to and including the version, such as `http://127.0.0.1:8000/v1`; or
-                several of the same model.
+            base_url: address up to and including the version, such as
+                `http://127.0.0.1:8000/v1`; or several of the same model.
             model: the model's name at the server; "" if it is for `check` to find out.
             api_key: sent as a bearer token to `base_url` only; redirects are not followed.
             key_env: the environment variable that has the key, for messages.
-            timeout_s: seconds for one request with all its retries, from the moment it has a slot at a
-                server that is there.
+            timeout_s: seconds for one request with all its retries,
+                from the moment it has a slot at a server that is there.
             max_retries: further attempts after a failure of a server that is there (500, a reply that
                 cannot be read, a connection that breaks). 429 does not count, nor does 503 of a server
                 that works on other requests.
-            patience_s: seconds to wait while no server is there. An outage uses them up once
-                (`Addresses`).
+            patience_s: seconds to wait while no server is there.
+                An outage uses them up once (`Addresses`).
             concurrency: requests in flight at a server; None finds out (`Slots`). A request that waits
                 for a retry keeps its slot if there were too many (429, 503).
             seeded: whether to send seeds.
@@ -137,8 +137,8 @@ class ServerLLM:
         """Return a completion.
 
         Raises:
-            LLMError: with cause `refused`, `context_overflow`, `http_429`, `unreachable`, `timeout` or
-                `bad_reply`.
+            LLMError: with cause `refused`, `context_overflow`,
+                `http_429`, `unreachable`, `timeout` or `bad_reply`.
         """
         send = partial(self._send, prompt, await self._encoded(prompt), sampling)
         return await self._addresses.ask(send, priority=caller.get().priority, question=caller.get().question)
@@ -146,13 +146,13 @@ class ServerLLM:
     async def check(self) -> ServedModel | None:
         """Return how the first server lists the model; None if it does not list it. All servers have to answer.
 
-        Some servers do not list the models that they serve (`transformers serve` with a local folder). If
-        the model is not listed, one token is requested from it. A model without a name gets that of the
-        only one that is listed.
+        Some servers do not list the models that they serve (`transformers serve`
+        with a local folder). If the model is not listed, one token is requested
+        from it. A model without a name gets that of the only one that is listed.
 
         Raises:
-            ConfigError: the server lists other models and does not serve this one, or `base_url` is
-                wrong.
+            ConfigError: the server lists other models and does
+                not serve this one, or `base_url` is wrong.
             LLMError: the server cannot be reached, or refuses the key.
         """
         served_models = [await self._check(server.url) for server in self._addresses.all]
@@ -254,8 +254,8 @@ class ServerLLM:
             request.tokens = completion.completion_tokens or 1
             return completion
         message = f"HTTP {status}: {self._shown(payload, status)}"
-        # 409: hosted servers that are loading the model; the quota is OpenAI's `type` of each limit of
-        # money.
+        # 409: hosted servers that are loading the model; the
+        # quota is OpenAI's `type` of each limit of money.
         if status == 409 or (is_transient(status) and b'"insufficient_quota"' not in payload):
             retry_after_s = parse_retry_after(reply.headers.get("Retry-After"))
             cause = "http_429" if status == 429 else "unreachable"

@@ -30,8 +30,8 @@ class VLLMEngine:
         Args:
             address: `vllm:NAME_OR_PATH`.
             config: its chat template, and how to load it.
-            engine_args: other arguments of vLLM's `AsyncEngineArgs`, such as `tensor_parallel_size` or
-                `max_model_len`.
+            engine_args: other arguments of vLLM's `AsyncEngineArgs`,
+                such as `tensor_parallel_size` or `max_model_len`.
 
         Raises:
             ConfigError: vLLM is not installed, or the model cannot be loaded, for example without a GPU.

@@ -48,9 +48,9 @@ _WRAPPERS = re.compile(
 class VLLMServerSync:
     """Pushes weights into a vLLM server: pause, transfer, reset the prefix cache, resume.
 
-    The reset is needed because text after a prefix that was cached with the old weights would belong to
-    no policy. If the transfer or the reset fails, the server stays paused, and the next successful push
-    resumes.
+    The reset is needed because text after a prefix that was cached with
+    the old weights would belong to no policy. If the transfer or the reset
+    fails, the server stays paused, and the next successful push resumes.
 
     Of several processes (`torch.distributed`), rank 0 pushes. The others iterate over the tensors too, as
     gathering a sharded tensor needs all of them, and raise if rank 0 fails.
@@ -71,8 +71,8 @@ class VLLMServerSync:
             client: sends the tensors, with the methods of TRL's `VLLMClient`; None is one of them, which
                 broadcasts from this process's current GPU to the GPUs of the server.
             pause_timeout_s: seconds for the running requests to finish.
-            backoff_s: wait before the second attempt of a control request, with jitter; doubled for the
-                third.
+            backoff_s: wait before the second attempt of a control
+                request, with jitter; doubled for the third.
 
         Raises:
             ConfigError: the address cannot be used.
@@ -134,8 +134,8 @@ class VLLMServerSync:
             raise _failed(f"{self._root} cannot be paused: {error}; if it is, the next push resumes it") from error
         try:
             send_chunks(self._client, named_tensors, _CHUNK_BYTES)
-            # Without the flag, vLLM before 0.26 kept the cache silently while any request held a block of
-            # it.
+            # Without the flag, vLLM before 0.26 kept the cache
+            # silently while any request held a block of it.
             payload = self._call("/reset_prefix_cache?reset_running_requests=true")
             if payload.strip() and json.loads(payload).get("success", True) is not True:
                 raise _failed("the prefix cache was not reset")
@@ -240,18 +240,18 @@ def _chunks(named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> It
 def merged_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight of a model, with adapters merged, under its name in the base model's checkpoint.
 
-    The model itself does not change by a bit: adapters are merged into copies of their layers, one after
-    another, as subtracting them in bfloat16 would degrade the base weights with every push. Tied weights
-    are yielded once. Weights sharded over processes (FSDP2) are gathered, so every process has to
-    iterate.
+    The model itself does not change by a bit: adapters are merged into copies of
+    their layers, one after another, as subtracting them in bfloat16 would degrade
+    the base weights with every push. Tied weights are yielded once. Weights
+    sharded over processes (FSDP2) are gathered, so every process has to iterate.
 
     Args:
         model: a model of transformers, bare or wrapped by PEFT, such as
             `accelerator.unwrap_model(trainer.model)`.
 
     Raises:
-        ConfigError: the weights are quantised or sharded by FSDP1 or ZeRO-3, or the adapter cannot be
-            merged (prompt learning).
+        ConfigError: the weights are quantised or sharded by FSDP1 or
+            ZeRO-3, or the adapter cannot be merged (prompt learning).
     """
     layers, hidden = _adapted(model)
     adapters = {id(parameter) for layer in layers for parameter in layer.parameters()}

@@ -150,12 +150,12 @@ class Evaluation:
     """The value of a node, and the rollouts that were made for it.
 
     Args:
-        value: in [0, 1]; None if it is unknown (no rollout ended with an answer, or the judge could not
-            be parsed).
+        value: in [0, 1]; None if it is unknown (no rollout ended
+            with an answer, or the judge could not be parsed).
         rollouts: finished continuations of the trajectory; the tree keeps them.
         rollout_values: `[len(rollouts)]` value of each by itself; None for one without an answer.
-        calls: model calls other than the steps of the rollouts: 1 for a verdict, however often it was
-            retried.
+        calls: model calls other than the steps of the rollouts:
+            1 for a verdict, however often it was retried.
     """
 
     value: float | None
@@ -171,8 +171,8 @@ class Evaluator(Protocol):
         """Return the value of the trajectory so far, finished or not.
 
         Raises:
-            LLMError, RetrievalError: a backend gave up. An unparseable verdict is a missing value, not an
-                error.
+            LLMError, RetrievalError: a backend gave up. An
+                unparseable verdict is a missing value, not an error.
         """
         ...
 
@@ -180,12 +180,12 @@ class Evaluator(Protocol):
 class TreeSearch:
     """Builds one tree per question, within a budget of iterations and of calls.
 
-    `lag`: iteration j selects when at most `lag` iterations before it are in flight, and sees exactly the
-    backups of the others. Iterations in flight count as visits without a value on the nodes they passed
-    (virtual visits; Chaslot et al. 2008, "Parallel Monte-Carlo Tree Search"), and hold the places of the
-    children they make. They are completed in the order in which they began, and an iteration that finds
-    no place waits for the next of them, so that the tree does not depend on time. 0 is the search of the
-    paper.
+    `lag`: iteration j selects when at most `lag` iterations before it are in flight, and sees
+    exactly the backups of the others. Iterations in flight count as visits without a value on
+    the nodes they passed (virtual visits; Chaslot et al. 2008, "Parallel Monte-Carlo Tree
+    Search"), and hold the places of the children they make. They are completed in the order
+    in which they began, and an iteration that finds no place waits for the next of them, so
+    that the tree does not depend on time. 0 is the search of the paper.
 
     `max_calls`: no iteration begins once the tree has cost so many calls. These are its nodes except the
     root (each is a step of the policy, once for each candidate, also in rollouts) and its judge's
@@ -197,9 +197,9 @@ class TreeSearch:
     `recorded`: finished trajectories to begin a question's tree with. Each of their steps is branched, up
     to `max_children`, before the search goes its own way; they cost no call.
 
-    `rejudge_terminal`: value a terminal node again at each visit and use the whole budget, as the
-    published builder does. By default a terminal node keeps its value, and a tree with nothing left to
-    expand is finished.
+    `rejudge_terminal`: value a terminal node again at each visit and use the
+    whole budget, as the published builder does. By default a terminal node
+    keeps its value, and a tree with nothing left to expand is finished.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """From questions to groups of scored trajectories: rollouts, rewards, dynamic sampling, and judges that fail.
 
-Then what is known of them: metrics of batches, validation and the best policy, signs of a collapse, and a
-log:
+Then what is known of them: metrics of batches, validation
+and the best policy, signs of a collapse, and a log:
 
 OUT/rollouts/step-000007.parquet    one row per trajectory, with the components of its reward
 
@@ -123,8 +123,8 @@ class BatchPlan:
     def replacements(self, batch: int, slots: Sequence[int], attempt: int) -> list[Question]:
         """Return other questions for slots whose groups were dropped; `attempt` counts from 1.
 
-        No question of the original batch, and none twice on any process, as long as there are enough
-        questions.
+        No question of the original batch, and none twice on
+        any process, as long as there are enough questions.
         """
         taken = set(self._drawn(batch))
         order = _order(len(self.questions), derive_seed(self.seed, "refill", batch))
@@ -157,8 +157,8 @@ def _order(count: int, seed: int) -> tuple[int, ...]:
 class Collector:
     """Makes the batches of a training run."""
 
-    # A batch draws at most this many times its number of questions: one of a policy that solves all is
-    # never full.
+    # A batch draws at most this many times its number of
+    # questions: one of a policy that solves all is never full.
     most_draws: ClassVar = 10
 
     engine: Engine  # runs the policy that is trained
@@ -170,8 +170,8 @@ class Collector:
     async def batch(self, number: int, *, step: int) -> Batch:
         """Make the rollouts of batch `number`, for the training step after `step`.
 
-        With dynamic sampling, groups whose rewards are all equal are replaced until none is left (DAPO,
-        arXiv:2503.14476, sec. 3.2).
+        With dynamic sampling, groups whose rewards are all equal are
+        replaced until none is left (DAPO, arXiv:2503.14476, sec. 3.2).
 
         Raises:
             RunError: too many rewards are missing, and no value is made up for them; or dynamic sampling
@@ -321,8 +321,8 @@ class Validation:
     async def run(self, step: int, *, process: int = 0, processes: int = 1) -> list[Metrics]:
         """Return the metrics of each question of this process's share, with the reward if it is the metric.
 
-        A question on which the policy's backend fails is left out, and a missing reward is left out of
-        its metrics.
+        A question on which the policy's backend fails is left
+        out, and a missing reward is left out of its metrics.
         """
 
         async def attempt(question: Question) -> Trajectory | None:
@@ -426,9 +426,9 @@ def trajectory_metrics(trajectory: Trajectory, format: Format) -> dict[str, floa
 def over_under(parts: Sequence[Metrics]) -> dict[str, float]:
     """Return OSR and USR of the known steps (arXiv:2510.07794, eq. 2), from the parts of HiPRAG's scores.
 
-    Micro-averages: two trajectories with 1 of 1 and 0 of 3 needless searches give 1/4, not the mean of 1
-    and 0. A step without a readable verdict counts in neither number, and a rate without any known step
-    is left out.
+    Micro-averages: two trajectories with 1 of 1 and 0 of 3 needless searches
+    give 1/4, not the mean of 1 and 0. A step without a readable verdict
+    counts in neither number, and a rate without any known step is left out.
     """
     rates = {}
     for name, suboptimal, total in (("osr", "over", "searches_known"), ("usr", "under", "own_steps_known")):

@@ -181,7 +181,7 @@ class Critic:
         mask = torch.cat([part["prompt_mask"], part["completion_mask"]], dim=1)
         with self.accelerator.autocast():
             hidden = self.model["backbone"](input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-            # The state before a token predicts what comes from this token on: shifted by one, as logits
-            # are.
+            # The state before a token predicts what comes from
+            # this token on: shifted by one, as logits are.
             states = hidden[:, part["prompt_ids"].size(1) - 1 : -1]
             return self.model["head"](states.to(self.model["head"].weight.dtype))[..., 0].float()

@@ -48,8 +48,8 @@ async def make_plans(
 
     Args:
         questions: with ids that are unique in their data set.
-        engine: makes the trajectories, in any format; its sampling should not be greedy. Its LLM is a
-            `JournaledLLM`.
+        engine: makes the trajectories, in any format; its sampling
+            should not be greedy. Its LLM is a `JournaledLLM`.
         judge: the planner, on a `JournaledLLM`.
         progress: counts finished and failed questions, and under `written` the plans,
             `no_correct_trajectory` and `no_search` (correct from memory alone).

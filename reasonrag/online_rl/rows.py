@@ -24,8 +24,8 @@ from reasonrag.rewards.base import NO_REWARD, Score
 Baseline = Literal["group", "others"]
 Credit = Literal["trajectory", "step"]
 
-# A column of the rollouts, one value per trajectory, which TRL passes on to its reward function
-# `episode_reward`.
+# A column of the rollouts, one value per trajectory, which
+# TRL passes on to its reward function `episode_reward`.
 REWARD = "episode_reward"
 
 
@@ -33,11 +33,11 @@ REWARD = "episode_reward"
 class Transcript:
     """Steps of a trajectory whose prompts extend each other, as one sequence of tokens.
 
-    `completion_ids`, `mask` and `logprobs` are `[T]`: the mask is 1 for sampled and 0 for inserted
-    tokens; logprobs are natural logarithms at the sampling temperature, 0.0 where the mask is 0.
-    `prompt_ids` are `[P]`: the chat, and the text inserted before the policy's first token. `truncated`
-    means that the policy reached a token limit. `steps` is the number of the trajectory's steps up to the
-    end of this row.
+    `completion_ids`, `mask` and `logprobs` are `[T]`: the mask is 1 for sampled and 0
+    for inserted tokens; logprobs are natural logarithms at the sampling temperature,
+    0.0 where the mask is 0. `prompt_ids` are `[P]`: the chat, and the text inserted
+    before the policy's first token. `truncated` means that the policy reached a token
+    limit. `steps` is the number of the trajectory's steps up to the end of this row.
     """
 
     prompt_ids: tuple[int, ...]
@@ -69,8 +69,8 @@ def transcripts(trajectory: Trajectory, chat: ChatTemplate) -> tuple[Transcript,
     open_turn: tuple[Span, ...] = ()  # up to the end of the last step
     for step in trajectory.steps:
         turn = step.prompt.turn
-        # The prompt extends the last one if the chat is the same, and its turn begins with all that was
-        # written.
+        # The prompt extends the last one if the chat is the
+        # same, and its turn begins with all that was written.
         if runs and step.prompt.messages == runs[-1][0].prompt.messages and turn[: len(open_turn)] == open_turn:
             runs[-1].append(step)
         else:
@@ -173,8 +173,8 @@ def group_advantages(
 
     Args:
         rewards: `[G]`; a member without a reward is left out of the baseline and gets advantage 0.
-        baseline: the mean of the group, or the mean of the other members (RLOO, arXiv:2402.14740, sec.
-            2.3).
+        baseline: the mean of the group, or the mean of the
+            other members (RLOO, arXiv:2402.14740, sec. 2.3).
         scale: divide by the sample standard deviation of the same rewards; False is Dr. GRPO.
         epsilon: added to the deviation, as in TRL; a group without variance is not divided.
 
@@ -261,9 +261,9 @@ def training_rows(
 ) -> list[Row]:
     """Return the rows of all trajectories, in order; each trajectory has at least one.
 
-    A trajectory without a reward has masks of zeros, so it counts in no mean and no loss. So has a
-    truncated row if `mask_truncated`: TRL itself would miss one that is over its budget and ends with an
-    end token.
+    A trajectory without a reward has masks of zeros, so it counts in no
+    mean and no loss. So has a truncated row if `mask_truncated`: TRL itself
+    would miss one that is over its budget and ends with an end token.
 
     Args:
         groups: of a batch.
@@ -321,8 +321,8 @@ def _words(sample: Sample, steps: int) -> tuple[str, ...] | None:
 def step_advantages(group: Group) -> list[list[float]]:
     """Return the advantages of the steps of each sample: their own rewards less the mean at the same place.
 
-    They are not divided by their deviation, so that the weight of the reward remains; 0 for a step
-    without a reward.
+    They are not divided by their deviation, so that the weight
+    of the reward remains; 0 for a step without a reward.
     """
     places = zip_longest(*(sample.score.steps for sample in group.samples))
     advantages = [group_advantages(rewards, scale=False) for rewards in places]

@@ -35,8 +35,8 @@ from reasonrag.training.settings import TrainSettings
 class RolloutSettings(Section):
     """How trajectories are made.
 
-    With `top_p` below 1 they follow another distribution than the trainer's log-probabilities, which
-    `importance` cannot correct.
+    With `top_p` below 1 they follow another distribution than the
+    trainer's log-probabilities, which `importance` cannot correct.
     """
 
     group_size: int = setting(

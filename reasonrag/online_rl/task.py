@@ -29,8 +29,8 @@ from reasonrag.storage.journal import Journal
 from reasonrag.storage.questions import KNOWN, named_sets, questions_fingerprint, sample_questions
 from reasonrag.training.run import TrainingData
 
-# Each entry is one query's passages; 100,000 entries of three long passages take about 1 GB, and cover
-# more than an epoch.
+# Each entry is one query's passages; 100,000 entries of three
+# long passages take about 1 GB, and cover more than an epoch.
 KEPT_RANKINGS = 100_000
 
 
@@ -79,8 +79,8 @@ def open_task(settings: RLSettings) -> Task:
     """Open questions, corpus and format, and check that the reward has what it needs. No model is loaded.
 
     Raises:
-        ConfigError, DataError: something is missing or cannot work; the error, one line, names it and the
-            remedy.
+        ConfigError, DataError: something is missing or cannot
+            work; the error, one line, names it and the remedy.
     """
     config = settings.as_config()
     if settings.data is None:
@@ -194,9 +194,9 @@ def open_task_reward(
 ) -> Reward:
     """Return the reward with its judge, encoder and plans; `opened` closes them.
 
-    The `policy` answers HiPRAG's queries without a search; `decode` is its tokenizer's, if it reports
-    log-probs. The `journal` keeps the paid calls of the judge, so that a restart does not pay
-    for them again.
+    The `policy` answers HiPRAG's queries without a search; `decode` is
+    its tokenizer's, if it reports log-probs. The `journal` keeps the paid
+    calls of the judge, so that a restart does not pay for them again.
     """
     reward, needs = settings.reward, task.needs
     parts = RewardParts(task.format, policy=policy, plans=task.plans, decode=decode)

@@ -1,7 +1,7 @@
 """Train a policy on its own rollouts, through TRL: GRPO, DAPO, RLOO, REINFORCE++ or PPO.
 
-`train_online` reads from top to bottom: task -> engine and reward -> batches of rollouts -> rows -> train
--> save.
+`train_online` reads from top to bottom: task -> engine and
+reward -> batches of rollouts -> rows -> train -> save.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _IMPORTANCE_MAX = 2.0  # threshold of the importance ratio
 def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) -> TrainingRun[RLSettings]:
     """Train a policy on its own rollouts (GRPO: arXiv:2402.03300, algorithm 1), or resume in `out`.
 
-    TRL has the loop over optimizer steps. Whenever a batch is used up, it calls `next_rows` (lines 5 to
-    8: questions, G trajectories of each, rewards), computes the advantages (line 9), and minimises the
-    clipped loss (line 11).
+    TRL has the loop over optimizer steps. Whenever a batch is used up, it calls
+    `next_rows` (lines 5 to 8: questions, G trajectories of each, rewards),
+    computes the advantages (line 9), and minimises the clipped loss (line 11).
     """
     from trl import GRPOConfig
 
@@ -57,8 +57,8 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         if numbered_rows is None:  # the folder holds the finished run
             return run
 
-        # The policy samples with the weights that are trained: in this process, or on a server that is
-        # sent them.
+        # The policy samples with the weights that are trained:
+        # in this process, or on a server that is sent them.
         llm, weights = open_policy(run, loop)
         journal, decode = run.out / f"judge-{run.arguments.process_index}.sqlite", run.chat.decode
         reward = open_task_reward(settings, task, llm, journal, loop.parts, decode=decode)
@@ -81,11 +81,11 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         from reasonrag.online_rl.trainer import AgenticGRPOTrainer, MonitorCallback, Rollouts
 
         def next_rows(trainer: AgenticGRPOTrainer, step: int) -> tuple[Batch, list[Row]]:
-            # Questions, G trajectories of each by the current weights, rewards; DAPO replaces groups
-            # without a signal.
+            # Questions, G trajectories of each by the current
+            # weights, rewards; DAPO replaces groups without a signal.
             batch = trainer.roll_out(step)
-            # Token ids as they were sampled and read. Only sampled ones (mask 1) are trained on, passages
-            # are not.
+            # Token ids as they were sampled and read. Only sampled
+            # ones (mask 1) are trained on, passages are not.
             rows = training_rows(
                 batch.groups,
                 mask_truncated=settings.mask_truncated,
@@ -121,8 +121,8 @@ def trl_settings(settings: RLSettings) -> dict[str, Any]:
     return {
         "gradient_accumulation_steps": accumulation,
         "steps_per_generation": accumulation * rollout.minibatches,
-        # TRL takes no group of one; its own figures are then about the batch, and its advantages are not
-        # used.
+        # TRL takes no group of one; its own figures are then
+        # about the batch, and its advantages are not used.
         "num_generations": rollout.group_size if rollout.group_size > 1 else rollout.questions_per_step,
         "temperature": rollout.temperature,
         "top_p": rollout.top_p,
@@ -207,8 +207,8 @@ def check_collapse(trainer: Any) -> None:
 def _reject_sharded_weights(arguments: Any, reason: str) -> None:
     """Raise ConfigError if the weights are sharded over processes.
 
-    Every forward pass of sharded weights involves all processes, but in rollouts each needs a different
-    number of them.
+    Every forward pass of sharded weights involves all processes,
+    but in rollouts each needs a different number of them.
     """
     flags = [os.environ.get(f"ACCELERATE_USE_{name}", "").lower() for name in ("FSDP", "DEEPSPEED")]
     if any(flag in ("true", "1") for flag in flags) or arguments.fsdp or arguments.deepspeed:

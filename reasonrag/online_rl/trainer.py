@@ -74,8 +74,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     """TRL's GRPOTrainer, with rollouts of our engine, scored by our reward.
 
     Args:
-        next_rows: makes the batch of the step after so many, and its training rows; see
-            `train.train_online`.
+        next_rows: makes the batch of the step after so many,
+            and its training rows; see `train.train_online`.
         rollouts: the parts that `next_rows` uses.
         validation: chooses the best policy; None without held-out questions.
         settings: of the training run.
@@ -109,10 +109,10 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             # TRL divides the sum of this loss by a given number: with `weigh` it is any of them.
             self.loss_type: str = "dapo"
         if importance:
-            # Set after __init__, which would otherwise start a vLLM engine. From here on it means: sync
-            # the weights before rollouts, compute the old log-probabilities, and correct by the ratio to
-            # the sampler's. `_current_weights` pushes the weights before every batch, so TRL's call has
-            # nothing to do.
+            # Set after __init__, which would otherwise start a vLLM engine. From here on it
+            # means: sync the weights before rollouts, compute the old log-probabilities,
+            # and correct by the ratio to the sampler's. `_current_weights` pushes the
+            # weights before every batch, so TRL's call has nothing to do.
             no_engine = SimpleNamespace(sync_weights=lambda: None)
             self.use_vllm, self.vllm_generation, self._last_loaded_step = True, no_engine, -1
 
@@ -260,8 +260,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         `dapo` and `bnpo` give each of its tokens the same weight, `dr_grpo` divides by a constant.
 
         Args:
-            tensors: its `advantages` are `[N]`, one per trajectory of this process, or `[R, T]`, one per
-                token.
+            tensors: its `advantages` are `[N]`, one per trajectory
+                of this process, or `[R, T]`, one per token.
             scored: trajectories with a reward, on all processes.
         """
         gather, advantages = self.accelerator.gather, tensors["advantages"]
@@ -318,8 +318,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         metrics = self._metrics["train" if self.model.training else "eval"]
         before = {name: len(values) for name, values in metrics.items()}
         done = 0.0
-        # The trainer itself calls backward for the last part, which also brings the gradients to other
-        # processes.
+        # The trainer itself calls backward for the last part,
+        # which also brings the gradients to other processes.
         for part in parts[:-1]:
             self.written = part["tool_mask"]
             with self._without_sync(model):
@@ -347,8 +347,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         enough: float = _ENOUGH_TOKENS["cpu" if self.accelerator.device.type == "cpu" else "gpu"]
         terms_of_parts = self.aux_loss_enabled or self._entropy_bonus_enabled or self.averaging == "bnpo"
         if self.accelerator.num_processes > 1 or terms_of_parts:
-            # All processes take the same number of passes, and terms that are means over a pass count
-            # once a pass.
+            # All processes take the same number of passes, and
+            # terms that are means over a pass count once a pass.
             enough = math.inf
         lengths, sizes, start = _lengths(inputs).sort(descending=True).values.tolist(), [], 0
         while start < rows:

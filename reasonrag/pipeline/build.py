@@ -60,16 +60,16 @@ def build_trees(
             `Build.progress` and call `Build.drain`.
 
     Returns:
-        The content of `run.json`: counts of questions, nodes, pairs, calls and failures by cause. It is
-            that of the
-        shard until all shards have finished, then that of the run, with their number as `shards`.
+        The content of `run.json`: counts of questions, nodes, pairs, calls
+        and failures by cause. It is that of the shard until all shards
+        have finished, then that of the run, with their number as `shards`.
 
     Raises:
         Interrupted: `Build.drain` was called; everything paid for is kept.
         ConfigError, DataError, RunError: bad input, or a folder that cannot be used.
     """
-    # The parts: questions, retriever, format (states to prompts), policy, and the judge of Eq. 6 if it
-    # values nodes.
+    # The parts: questions, retriever, format (states to prompts),
+    # policy, and the judge of Eq. 6 if it values nodes.
     if parts is None:
         config = as_served(config, Path(out))
         parts = open_parts(config)
@@ -78,8 +78,8 @@ def build_trees(
         build = Build(config, parts, run)
 
         async def build_tree(place: int, question: Question, count: Count) -> None:
-            # Sec. 2.2.2: select by Eq. 5, expand by a step of the policy, value by SPRE (Eq. 1), back up
-            # (Eq. 7).
+            # Sec. 2.2.2: select by Eq. 5, expand by a step of
+            # the policy, value by SPRE (Eq. 1), back up (Eq. 7).
             tree = await build.search.run(question, count=count)
             # SPRE of every node, over the complete trajectories through it. A node is a row.
             rows = tree_rows(tree, build.parts.format, alpha=config.value.alpha, weighting=config.value.weighting)
@@ -113,8 +113,8 @@ def build_trees(
 
         event_loop.run(build_all())
         run.journal.admit()  # raises if the run was stopped
-        # Sec. 2.2.3: of two siblings that differ enough in SPRE, the higher one is chosen. Tables follow
-        # from the journal alone.
+        # Sec. 2.2.3: of two siblings that differ enough in SPRE, the
+        # higher one is chosen. Tables follow from the journal alone.
         summary = build.export()
         return summary if shard == WHOLE else finish_shard(run, summary)
 

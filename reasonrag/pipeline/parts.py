@@ -1,7 +1,7 @@
 """Open the parts that a configuration names: questions, retriever, format, policy and judge.
 
-The addresses of models are checked before anything is loaded, and their servers are asked what they
-serve.
+The addresses of models are checked before anything is
+loaded, and their servers are asked what they serve.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def open_llm(config: ModelConfig, role: Role) -> LLM:
     """Open the model that the configuration names; without a name, the paper's if this machine has a GPU.
 
     Raises:
-        ConfigError: no model is named on a machine without a GPU, the address is unknown, or it cannot
-            work here.
+        ConfigError: no model is named on a machine without a
+            GPU, the address is unknown, or it cannot work here.
     """
     address = _address(config, role)
     # The engine is named by its path, so that only the one in use is imported: each import takes seconds.
@@ -418,8 +418,8 @@ def sampling(model: ModelConfig) -> Sampling:
 async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> None:
     """Check that all servers answer, within `wait_s`, before any call is paid for.
 
-    A run that had `begun` has found them before: one that does not answer now is waited for, as if it had
-    gone away later.
+    A run that had `begun` has found them before: one that does
+    not answer now is waited for, as if it had gone away later.
 
     Raises:
         LLMError, RetrievalError, ConfigError: a part will not work; one clear line.

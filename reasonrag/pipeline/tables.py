@@ -50,8 +50,8 @@ def _node_row(question: Question, node: Node, reward: float | None, format: Form
     trajectory = node.trajectory
     answer = trajectory.answer
     return {
-        # Texts of the question stand in every row: a table is read without the files that it was made
-        # from.
+        # Texts of the question stand in every row: a table
+        # is read without the files that it was made from.
         "dataset": question.dataset,
         "question_id": question.id,
         "question": question.question,
@@ -187,8 +187,8 @@ def export_pairs(
         writers[split] = ShardWriter(folder, split, _pair_table(config), shard_rows=_PAIR_SHARD_ROWS)
     left_out = Counter[str]()
     nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=NODE_COLUMNS)
-    # Questions of one text belong to one split, or the test split would hold prompts of the training
-    # split.
+    # Questions of one text belong to one split, or the
+    # test split would hold prompts of the training split.
     repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
     for pair in pairs_of(nodes, config, policy=policy, config_hash=config_hash, repeated=repeated, left_out=left_out):
         question = (pair["dataset"], pair["question_id"])
@@ -217,8 +217,8 @@ def pairs_of(
     """Yield the pairs that the configuration asks for.
 
     Args:
-        nodes: rows of `tables.tree_schema`, the nodes of a question together and in the order of their
-            ids.
+        nodes: rows of `tables.tree_schema`, the nodes of a
+            question together and in the order of their ids.
         config: the run's configuration; `pairs` and `value` are used.
         policy: the policy's name, a column of every pair.
         config_hash: of the run that made the trees.
@@ -293,9 +293,9 @@ def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
 def finish_shard(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Note in the folder of the run that a shard has finished; if it is the last one, put the run together.
 
-    The run's folder is locked meanwhile, so of two shards that finish at once the second one finds both.
-    The node table of the run has second names of the shards' files, in the order of the shards; pairs are
-    derived from it.
+    The run's folder is locked meanwhile, so of two shards that finish at once
+    the second one finds both. The node table of the run has second names of
+    the shards' files, in the order of the shards; pairs are derived from it.
 
     Returns:
         The content of the run's `run.json`, or the shard's `summary` if other shards have not finished.

@@ -62,8 +62,8 @@ async def work_through(
             ends. May wait for anything.
         engines: of the models that `work` calls; their limits may change on the way.
         progress: is counted on.
-        failed: called with place, question, cause and error of a question that failed; None: the first
-            error ends the work.
+        failed: called with place, question, cause and error of a
+            question that failed; None: the first error ends the work.
         planned: most parts of a question (iterations, steps), which `progress.planned` holds already.
         most_failed: nothing begins once more questions than this have failed.
         stopped: nothing begins once this returns true.
@@ -142,8 +142,8 @@ async def work_through(
 async def _rare_collections() -> AsyncIterator[None]:
     """Look for cyclic garbage after 100,000 new objects instead of 700.
 
-    Steps and trees hold no cycles, and walking through them takes a sixth of our CPU, or a twentieth
-    after 10,000.
+    Steps and trees hold no cycles, and walking through them
+    takes a sixth of our CPU, or a twentieth after 10,000.
     """
     young, *older = gc.get_threshold()
     gc.set_threshold(max(young, 100_000) if young else 0, *older)
@@ -170,12 +170,12 @@ class Progress:
         unit: what `total`, `done` and `failed` count: "questions" of a build, "iterations" of a preview,
             "attempts" of an evaluation (a question at one setting of one policy).
         label: the current part of the work, such as a policy and its setting; "" shows nothing.
-        done_before: units that an earlier process finished; they are part of `done` and do not count for
-            the pace.
+        done_before: units that an earlier process finished; they
+            are part of `done` and do not count for the pace.
         written: rows written so far by kind ("nodes"), in the order shown.
-        planned: iterations (of an evaluation, steps) of the units that this process works on, if it
-            knows; ended units count with the iterations that they took. They show the progress before the
-            first unit has ended.
+        planned: iterations (of an evaluation, steps) of the units that this
+            process works on, if it knows; ended units count with the iterations
+            that they took. They show the progress before the first unit has ended.
         part: what `planned` and `iterations` count.
     """
 

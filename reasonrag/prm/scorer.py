@@ -1,9 +1,9 @@
 """Values of steps by a process reward model: the one place in which such a model is opened.
 
-The model is a causal language model, so any one can be trained, with adapters or whole, and its folder is
-loaded by whatever loads policies. After the last token of a step it predicts one of two tokens; the value
-is the probability of the first, given that it is one of them (Math-Shepherd, arXiv:2312.08935).
-`prm.json` names the tokens.
+The model is a causal language model, so any one can be trained, with adapters or
+whole, and its folder is loaded by whatever loads policies. After the last token of a
+step it predicts one of two tokens; the value is the probability of the first, given
+that it is one of them (Math-Shepherd, arXiv:2312.08935). `prm.json` names the tokens.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class ProcessRewardModel:
         """Return `[n]` values in [0, 1], as `StepScorer.score` does.
 
         Raises:
-            LLMError: with cause `empty` (a step without tokens), `context_overflow`, `engine` or
-                `not_finite`.
+            LLMError: with cause `empty` (a step without tokens),
+                `context_overflow`, `engine` or `not_finite`.
         """
         rows = self._rows(steps)
         try:
@@ -134,8 +134,8 @@ def log_odds(model: Any, input_ids: Any, attention_mask: Any, token_ids: tuple[i
     """Return `[R]` log-odds of the first token against the second, after the last token of rows as from `padded`."""
     import torch
 
-    # Only the last positions that occur get logits `[R, ends, V]`: a vocabulary is larger than all hidden
-    # states.
+    # Only the last positions that occur get logits `[R, ends, V]`:
+    # a vocabulary is larger than all hidden states.
     ends, place = torch.unique(attention_mask.sum(1) - 1, return_inverse=True)
     logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, logits_to_keep=ends).logits
     last = logits[torch.arange(len(place), device=place.device), place].float()

@@ -1,7 +1,7 @@
 """A process reward model from trees: `prm train`. Labels, training, and how good the model is on held-out steps.
 
-A step's SPRE is its soft label, weighted by its certainty. Imports transformers, so it is itself imported
-late.
+A step's SPRE is its soft label, weighted by its certainty.
+Imports transformers, so it is itself imported late.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def label_steps(tree: Sequence[Row], *, alpha: float, read_ids: bool = True) -> 
 def certainty(decision: Decision) -> float:
     """Return how sure the reward of a decision is: the share of the variance before any trajectory that is gone.
 
-    Before, the reward was 0 or the highest that is possible (`spre.decisions`), with variance `ceiling**2
-    / 8`.
+    Before, the reward was 0 or the highest that is possible
+    (`spre.decisions`), with variance `ceiling**2 / 8`.
 
     >>> from dataclasses import replace
     >>> right = Decision(("query", "a"), (1,), 0.81, ends=(0.81,), ceiling=0.81)
@@ -168,11 +168,10 @@ def measures(
         usual: mean SPRE in training, the prediction of a model that knows nothing.
 
     Returns:
-        `sibling_auc`: share of any two steps in one state, with different SPRE, that are in the right
-            order, half for a tie: what choosing steps rests on.
-        `brier`: mean squared difference from SPRE; `usual_brier`: that of `usual`.
-        `ece`: expected calibration error over ten equal bins; its interval keeps the sign of each bin's
-            error.
+        `sibling_auc`: share of any two steps in one state, with different SPRE, that are in
+        the right order, half for a tie: what choosing steps rests on. `brier`: mean squared
+        difference from SPRE; `usual_brier`: that of `usual`. `ece`: expected calibration
+        error over ten equal bins; its interval keeps the sign of each bin's error.
     """
     # `[n]` columns; `place` is the number of each step's question, over which the intervals resample.
     values, targets = np.array(predicted), np.array(spre)

@@ -1,18 +1,18 @@
 """Export a finished run: pairs for TRL and LLaMA-Factory, questions for online RL.
 
-TRL: pairs of a growing turn as texts. Given as messages, TRL's `add_generation_prompt` closes the open
-turn and begins another one. TRL ends every text with the tokenizer's EOS token, even if a stop string or
-the length limit ended it.
+TRL: pairs of a growing turn as texts. Given as messages, TRL's `add_generation_prompt`
+closes the open turn and begins another one. TRL ends every text with the tokenizer's
+EOS token, even if a stop string or the length limit ended it.
 
 LLaMA-Factory: the layout is documented in `data/README.md` of hiyouga/LLaMA-Factory, "Sharegpt Format",
 "Preference Dataset". Its loader only warns about rows with other turns than user, assistant, ..., user,
 and skips them, so such rows are refused here. It ends every completion with an end-of-turn token; if that
 matters, train with `reasonrag dpo train`.
 
-verl and Search-R1: the fields are those of Search-R1's `scripts/data_process`: `data_source` (selects the
-reward), `prompt`, `ability`, `reward_model` with the golden answers as its target, and `extra_info`.
-Trainers group the samples of a question by `extra_info.index`, so it is unique across data sets and
-splits.
+verl and Search-R1: the fields are those of Search-R1's `scripts/data_process`:
+`data_source` (selects the reward), `prompt`, `ability`, `reward_model` with the
+golden answers as its target, and `extra_info`. Trainers group the samples of a
+question by `extra_info.index`, so it is unique across data sets and splits.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ verl_schema = Described(
 def output(out: Path, marker: str, *names: str) -> Iterator[dict[str, int]]:
     """Open a folder that only this process writes to; the yielded counts are written to `marker` at the end.
 
-    Files of an earlier run under `names` are removed first: half of an old set with half of a new one
-    would look complete.
+    Files of an earlier run under `names` are removed first: half
+    of an old set with half of a new one would look complete.
 
     Args:
-        out: a new folder, or one with `marker`, which is written first. RunError if it holds other files
-            or is in use.
+        out: a new folder, or one with `marker`, which is written
+            first. RunError if it holds other files or is in use.
         marker: name of the file that names the folder's exporter.
         names: patterns of all other files that will be written.
     """
@@ -117,8 +117,8 @@ def export_pairs(run: Path, out: Path, *, tool: str = "jsonl", convert: Callable
 
     Raises:
         RunError: the run is not finished, or the folder cannot be written.
-        DataError: the run has no pairs, or pairs of whole trajectories; or `convert` raised `Unusable`
-            for some.
+        DataError: the run has no pairs, or pairs of whole
+            trajectories; or `convert` raised `Unusable` for some.
     """
     config, summary = read_run(run)
     if config.pairs.level == "trajectory":
@@ -313,8 +313,8 @@ def _xml(value: Any) -> Any:
     return re.sub(forbidden, "\N{REPLACEMENT CHARACTER}", value) if isinstance(value, str) else value
 
 
-# Called with the run and the folder; exporters that render prompts take `tokenizer`, those of questions
-# `prompts`.
+# Called with the run and the folder; exporters that render
+# prompts take `tokenizer`, those of questions `prompts`.
 EXPORTERS: dict[str, Callable[..., dict[str, int]]] = {
     "trl": export_trl,
     "llamafactory": partial(export_pairs, tool="llamafactory", convert=sharegpt),

@@ -67,8 +67,8 @@ def push(upload: Upload, *, log: Log, api: HfApi | None = None) -> Published:
     Args:
         upload: files and repository.
         log: prints one line about each step.
-        api: the client; by default with huggingface_hub's own configuration (HF_ENDPOINT; HF_TOKEN or a
-            login).
+        api: the client; by default with huggingface_hub's own
+            configuration (HF_ENDPOINT; HF_TOKEN or a login).
 
     Raises:
         ConfigError: an id, a tag or a login cannot work, or the repository is public; nothing was sent.

@@ -1,9 +1,9 @@
 """Prepare what `reasonrag publish` uploads: a folder with its card, searched for secrets before anything is sent.
 
-Of a run: pairs, trees, settings and counts, and how the policy was prompted; never its journal. Of a
-trained policy: weights, tokenizer, settings, curves and how it was trained; never checkpoints, optimizer
-states, pickles (`*.bin`) or rollouts. Paths and addresses of this machine are left out of every settings
-file.
+Of a run: pairs, trees, settings and counts, and how the policy was prompted;
+never its journal. Of a trained policy: weights, tokenizer, settings, curves and
+how it was trained; never checkpoints, optimizer states, pickles (`*.bin`) or
+rollouts. Paths and addresses of this machine are left out of every settings file.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def check(path: Path, options: PublishOptions) -> None:
     """Refuse what cannot work before anything is read.
 
     Raises:
-        ConfigError: the name of the repository or tag is not valid, or an option does not fit the content
-            of `path`.
+        ConfigError: the name of the repository or tag is not
+            valid, or an option does not fit the content of `path`.
         RunError: `path` is neither a finished run nor a trained policy.
     """
     check_target(options.repo_id, options.tag)
@@ -221,8 +221,8 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
         raise RunError(
             f"{run}: run.json does not name the level of its pairs; write them again with `reasonrag pairs {run}`"
         )
-    # Every file of a table has to be there: a set without one of its shards would look complete on the
-    # Hub.
+    # Every file of a table has to be there: a set without
+    # one of its shards would look complete on the Hub.
     files: dict[str, list[Path]] = {}
     for name, split in (("pairs", "train"), ("pairs", "test"), ("trees", "nodes")):
         if name == "trees" or any((run / name).glob(f"{split}-*")):

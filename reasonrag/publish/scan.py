@@ -28,8 +28,8 @@ _POSIX_PATH = (
     r"""/(?:(?<![A-Za-z0-9_./~%]/)|(?<=file:///)|(?<=\\[nrt]/))(?:home/[^\s/"']+|Users/[^\s/"']+|root/[^\s"']"""
 )
 _WINDOWS_PATH = r"""[A-Za-z]:(?<![A-Za-z0-9_./~%][A-Za-z]:)(?:\\+|/)Users(?:\\+|/)[^\s\\/"']+"""
-# The search begins at the start of a word and ends after 64 characters: a long text without blanks takes
-# linear time.
+# The search begins at the start of a word and ends after 64
+# characters: a long text without blanks takes linear time.
 _EMAIL = r"(?<![\w.%+\-])[A-Za-z0-9._%+\-]{1,64}@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,}"
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")  # as `inert_markdown` escapes punctuation
 

@@ -34,8 +34,8 @@ def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False)
     Args:
         tree: of one question.
         depth: steps from the question that are shown; None for all.
-        best: show the children of the best path's nodes alone: that path and its siblings; all without
-            such a path.
+        best: show the children of the best path's nodes alone:
+            that path and its siblings; all without such a path.
     """
     root = tree.root
     golden = " | ".join(root["golden_answers"])

@@ -36,8 +36,8 @@ class QuestionTree:
     Attributes:
         nodes: `[N]` rows of `tables.tree_schema`, by id; the root is the first. Token ids and
             log-probabilities are left out by `read_trees`.
-        pairs: rows of a pair table without their texts, each with its `split`; empty unless read by
-            `read_trees`.
+        pairs: rows of a pair table without their texts, each
+            with its `split`; empty unless read by `read_trees`.
     """
 
     nodes: tuple[Row, ...]
@@ -86,8 +86,8 @@ def read_trees(run: Path, question_id: str | None = None) -> Iterator[QuestionTr
 
     Raises:
         RunError: tables are missing.
-        DataError: tables are damaged, hold rows that are not a tree, or the pairs name nodes that the
-            trees lack.
+        DataError: tables are damaged, hold rows that are not a
+            tree, or the pairs name nodes that the trees lack.
     """
     # Pairs stand in the order of the trees, and those of a question in one split.
     splits = [by_question(_pairs(run, split, question_id)) for split in ("train", "test")]
@@ -195,8 +195,8 @@ class RunCounts:
         for row, searches in zip(tree.nodes, tree.searches(), strict=True):
             self._add("prompt tokens", row["prompt_tokens"])
             self._add("completion tokens", row["completion_tokens"])
-            # Searches and the answer (Algorithm 1). The paper does not define its iterations; they start
-            # at 1, too.
+            # Searches and the answer (Algorithm 1). The paper does
+            # not define its iterations; they start at 1, too.
             self._add("rounds", None if row["f1"] is None else searches + 1)
         for pair in tree.pairs:
             self._add("margin", pair["margin"])

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 Ranking = tuple[Passage, ...]
 
-# Failures that one query can cause for its whole batch: refused as malformed, forbidden (a firewall reads
-# the text) or too large, or a reply that cannot be parsed or matched. A server that is down, busy or
-# moved is not among them.
+# Failures that one query can cause for its whole batch: refused as malformed,
+# forbidden (a firewall reads the text) or too large, or a reply that cannot be
+# parsed or matched. A server that is down, busy or moved is not among them.
 _CAUSED_BY_A_QUERY = frozenset({"http_400", "http_403", "http_413", "http_422", "misaligned", "refused", "unreadable"})
-# One bad query among 256 fails 9 calls before one succeeds. This many without a success are the server's
-# fault.
+# One bad query among 256 fails 9 calls before one succeeds.
+# This many without a success are the server's fault.
 _MOST_FAILURES_IN_A_ROW = 24
 
 
@@ -138,8 +138,8 @@ class _Batch:
 class BatchedRetriever:
     """Collects the queries of many trees into few calls of `inner`.
 
-    If a call fails and one of its queries may be the cause, the call is halved until only that query
-    fails.
+    If a call fails and one of its queries may be the
+    cause, the call is halved until only that query fails.
     """
 
     def __init__(
@@ -156,10 +156,10 @@ class BatchedRetriever:
         Args:
             inner: the retriever that is called with whole batches.
             window_s: how long the first query of a batch waits for others.
-            max_batch: maximum queries in one call; a full batch leaves at once. None is 256: the queries of
-                one batch wait for each other, and fail together.
-            max_lookups: maximum calls of `inner` at a time; None means no limit. A waiting batch takes
-                more queries.
+            max_batch: maximum queries in one call; a full batch leaves at once. None is
+                256: the queries of one batch wait for each other, and fail together.
+            max_lookups: maximum calls of `inner` at a time; None
+                means no limit. A waiting batch takes more queries.
             store: keeps the rankings; None keeps them in the memory of this process.
         """
         self._inner = inner
@@ -184,8 +184,8 @@ class BatchedRetriever:
         """Return `[len(queries)]` rankings of `inner`.
 
         Raises:
-            RetrievalError: `inner` failed. All tasks that wait for this query get the error; a later call
-                tries again.
+            RetrievalError: `inner` failed. All tasks that wait for
+                this query get the error; a later call tries again.
         """
         rankings = [self._find(query, top_k) for query in queries]
         return [await item if isinstance(item, asyncio.Future) else item for item in rankings]
@@ -200,8 +200,8 @@ class BatchedRetriever:
     def _find(self, query: str, top_k: int) -> Ranking | asyncio.Future[Ranking]:
         if not query.strip():
             return ()
-        # Each caller gets its own future: a task that is cancelled must not take the answer from the
-        # others.
+        # Each caller gets its own future: a task that is
+        # cancelled must not take the answer from the others.
         future: asyncio.Future[Ranking] = asyncio.get_running_loop().create_future()
         if (query, top_k) in self._in_flight:
             self._in_flight[query, top_k].append(future)

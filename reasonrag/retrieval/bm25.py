@@ -94,9 +94,9 @@ class Tokenizer:
 class BM25Retriever(LocalRetriever):
     """Okapi BM25 as Lucene computes it, over a corpus of any size. Accents and case do not matter.
 
-    Equal scores keep the order of the corpus, so a query gets the same ranking alone and in a batch. Only
-    the first 1,024 words of a query count, because a policy that repeats itself endlessly would delay all
-    other queries.
+    Equal scores keep the order of the corpus, so a query gets the same ranking
+    alone and in a batch. Only the first 1,024 words of a query count, because
+    a policy that repeats itself endlessly would delay all other queries.
     """
 
     _at_once = 2_000_000  # about 2 ms
@@ -108,13 +108,13 @@ class BM25Retriever(LocalRetriever):
             DataError: one is missing, damaged, or was made of other passages.
         """
         passages, bm25 = index.verify("passages"), index.verify("bm25")
-        # The manifest also has the token pattern, which is not a setting; an older one may lack newer
-        # settings.
+        # The manifest also has the token pattern, which is
+        # not a setting; an older one may lack newer settings.
         settings = {name: value for name, value in bm25.plan.settings.items() if name in BM25Config.model_fields}
         self._tokenizer = Tokenizer(BM25Config(**settings))
         identity = [passages.files[PASSAGES], bm25.plan.document()["settings"], dict(bm25.plan.versions)]
-        # One thread, because numpy holds the GIL for most of a search; a second one would only add to the
-        # wait.
+        # One thread, because numpy holds the GIL for most of
+        # a search; a second one would only add to the wait.
         super().__init__(PassageStore(index), identity=identity)
         loaded = bm25s.BM25.load(index.part("bm25"), mmap=True, show_progress=False)
         self._word_ids: dict[str, int] = loaded.vocab_dict
@@ -167,8 +167,8 @@ class BM25Retriever(LocalRetriever):
             np.add.at(scores, self._rows[span], self._data[span])
         hits = np.flatnonzero(scores >= self._floor(scores, spans, top_k))
         if len(hits) > top_k:
-            # Keep everything that ties with the last place, because a partition keeps an arbitrary one of
-            # them.
+            # Keep everything that ties with the last place,
+            # because a partition keeps an arbitrary one of them.
             hits = hits[scores[hits] >= np.partition(scores[hits], -top_k)[-top_k]]
         best = hits[np.argsort(-scores[hits], kind="stable")][:top_k]
         return tuple(map(self._passages.passage, best.tolist(), scores[best].tolist()))
@@ -176,8 +176,8 @@ class BM25Retriever(LocalRetriever):
     def _floor(self, scores: NDArray[np.float32], spans: list[slice], top_k: int) -> np.float32:
         """Return a score that all of the best `top_k` passages reach; comparing with 0 instead takes twice as long.
 
-        It is the `top_k`-th best score among the passages with the rarest word of the query that is in at
-        least `top_k` passages.
+        It is the `top_k`-th best score among the passages with the
+        rarest word of the query that is in at least `top_k` passages.
         """
         sizes = [(span.stop - span.start, span.start) for span in spans]
         size, start = min((size for size in sizes if size[0] >= top_k), default=(0, 0))
@@ -261,9 +261,9 @@ def _plan(passages: str, settings: BM25Config) -> Plan:
 class _Chunk:
     """Words and postings of some passages, as files in the scratch folder of a draft.
 
-    Arrays: `lengths` in words by passage; and by posting, sorted by word, then by passage: `words` (ids),
-    `rows`
-    (passages, counted from the first of the chunk) and `times` (how often the word occurs in the passage).
+    Arrays: `lengths` in words by passage; and by posting, sorted by word,
+    then by passage: `words` (ids), `rows` (passages, counted from the first
+    of the chunk) and `times` (how often the word occurs in the passage).
     """
 
     def __init__(self, draft: Draft, start: int) -> None:
@@ -328,8 +328,8 @@ def _merged(
             words, rows, times = (chunk.array(name)[low:high] for name in ("words", "rows", "times"))
             of_chunks.append((words, rows.astype(np.int32) + np.int32(chunk.start), times))
         words, rows, times = map(np.concatenate, zip(*of_chunks, strict=True))
-        # Chunks are in the order of their passages, so a stable sort by word leaves each word's passages
-        # in order.
+        # Chunks are in the order of their passages, so a stable
+        # sort by word leaves each word's passages in order.
         order = np.argsort(words, kind="stable")
         words, rows, times = words[order], rows[order], times[order]
         yield idf[words] * (times / (norms[rows] + times)), rows

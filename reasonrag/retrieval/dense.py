@@ -44,8 +44,8 @@ _PQ_LEAST_ROWS = 256 * _LEAST_TRAINING
 _ADDED_AT_ONCE = 8192  # vectors between two progress updates
 _TUNED_QUERIES = 256
 _TIE = 1e-6
-# A product of matrices rounds the same pair of vectors differently in another batch or place, by less
-# than this.
+# A product of matrices rounds the same pair of vectors
+# differently in another batch or place, by less than this.
 _ROUNDING = 1e-5
 
 
@@ -62,8 +62,8 @@ class Embeddings:
         self._shard_rows = int(manifest.plan.settings["shard_rows"])
         self._shards: list[Vectors] = []
         for start in range(0, self.rows, self._shard_rows):
-            # Slices of np.memmap cost ten times as much as slices of the plain array over the same
-            # mapping.
+            # Slices of np.memmap cost ten times as much as
+            # slices of the plain array over the same mapping.
             self._shards.append(np.asarray(np.load(folder / _shard(start // self._shard_rows), mmap_mode="r")))
 
     def blocks(self) -> Iterator[tuple[int, Vectors]]:
@@ -89,9 +89,9 @@ def build_embeddings(
 
     The index has the part `passages`; the caller holds its lock.
 
-    The same encoder, batch size and device give the same bytes. Another batch size or device may change
-    the last digit; neither is part of the plan, so a build that ran out of memory can resume with smaller
-    batches.
+    The same encoder, batch size and device give the same bytes. Another
+    batch size or device may change the last digit; neither is part of the
+    plan, so a build that ran out of memory can resume with smaller batches.
 
     Raises:
         DataError: a vector contains NaN or infinity.
@@ -196,8 +196,8 @@ def choose(rows: int, dims: int, max_bytes: int, *, kind: str = "auto") -> Vecto
         return VectorSettings(kind)
     if kind == "ivf-pq" and rows < _PQ_LEAST_ROWS:
         raise ConfigError(f"ivf-pq learns its codes from {_PQ_LEAST_ROWS} passages or more, not {rows}; take flat")
-    # The largest power of two up to 4 * sqrt(rows) that leaves FAISS enough vectors per cluster, and at
-    # least 1.
+    # The largest power of two up to 4 * sqrt(rows) that
+    # leaves FAISS enough vectors per cluster, and at least 1.
     clusters = 1 << max(min(4 * math.isqrt(rows), rows // _LEAST_TRAINING), 1).bit_length() - 1
     # A quarter of the memory is for the vectors that clusters are learned from.
     most = max_bytes // 4 // (dims * 4)
@@ -214,8 +214,8 @@ def choose(rows: int, dims: int, max_bytes: int, *, kind: str = "auto") -> Vecto
 class VectorSearch:
     """Finds the closest vectors by cosine: exactly, or the candidates of a FAISS index, compared exactly.
 
-    Equal scores keep the order of the rows, and no other query of a batch changes a result. Called from
-    one thread at a time.
+    Equal scores keep the order of the rows, and no other query of
+    a batch changes a result. Called from one thread at a time.
     """
 
     def __init__(self, embeddings: Embeddings, index: Any = None, *, refine: int = 1) -> None:
@@ -259,8 +259,8 @@ class VectorSearch:
         best_rows = np.full((len(queries), top_k), -1, np.int64)
         for number, (query, rows) in enumerate(zip(queries, candidates, strict=True)):
             rows = np.sort(rows[rows >= 0])  # FAISS fills up with -1
-            # Summed row by row in double precision: a product of matrices would round by the shape of the
-            # batch.
+            # Summed row by row in double precision: a product
+            # of matrices would round by the shape of the batch.
             scores = (self.embeddings.take(rows).astype(np.float64) * query).sum(axis=1).astype(np.float32)
             order = np.argsort(-scores, kind="stable")[:top_k]
             best_scores[number, : len(order)] = scores[order]
@@ -467,8 +467,8 @@ class DenseRetriever(LocalRetriever):
     ) -> None:
         """Open the vectors (on all GPUs if `gpu` is set) and, on `device`, the encoder.
 
-        `encoder` is an open encoder, or its location; None takes its location when the index was built,
-        or the Hub.
+        `encoder` is an open encoder, or its location; None
+        takes its location when the index was built, or the Hub.
 
         Raises:
             DataError: a part is missing or damaged.

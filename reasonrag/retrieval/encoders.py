@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _NAMING = ("name", "family", "revision")  # of an identity; they do not change the vectors ("family": of version 0.1.0)
 
-# Prefixes of queries and passages that the model cards ask for and the models' files do not have. A wrong
-# prefix raises no error: the search only finds less. The first pattern that a model's name matches
-# counts.
+# Prefixes of queries and passages that the model cards ask for and the
+# models' files do not have. A wrong prefix raises no error: the search
+# only finds less. The first pattern that a model's name matches counts.
 _WEB_SEARCH = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
 _BGE = "Represent this sentence for searching relevant passages: "
 PREFIXES: Mapping[str, tuple[str, str]] = {
@@ -109,8 +109,8 @@ class TextEncoder:
         """Load the model `config.name`, as float32 and to the best device unless the config has others.
 
         Raises:
-            ConfigError: sentence-transformers or the model is missing, or the model's files do not define
-                pooling.
+            ConfigError: sentence-transformers or the model is
+                missing, or the model's files do not define pooling.
         """
         require_dense(f"encoder {config.name!r}")
         files = find_files(str(config.name), revision=revision)
@@ -201,8 +201,8 @@ def differences(built: Mapping[str, str], opened: Mapping[str, str]) -> str:
 class LexicalEncoder:
     """Counts normalized words. It needs no model and gives the same vectors on every machine.
 
-    Vectors have one dimension per word of the texts that are encoded together, so only those can be
-    compared.
+    Vectors have one dimension per word of the texts that
+    are encoded together, so only those can be compared.
     """
 
     async def encode(self, texts: Sequence[str]) -> list[list[float]]:

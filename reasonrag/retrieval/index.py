@@ -44,10 +44,10 @@ _REBUILD = "build the index again, or copy it again"
 class PassagesConfig(Section):
     """Which rows become passages.
 
-    Rows that are not JSON, or have no id or no contents, are set aside, and so are passages with an
-    earlier id. A passage that is too long is split between words: the first piece keeps the id, the
-    others are `ID#2`, `ID#3`, ... Each piece begins with the title, which is the first of several lines
-    and has at most 30 words.
+    Rows that are not JSON, or have no id or no contents, are set aside, and so are
+    passages with an earlier id. A passage that is too long is split between words:
+    the first piece keeps the id, the others are `ID#2`, `ID#3`, ... Each piece begins
+    with the title, which is the first of several lines and has at most 30 words.
     """
 
     # The order of these fields is their order in the manifest of an index.

@@ -17,12 +17,12 @@ async def gold_recall(
 ) -> dict[str, list[float]]:
     """Search for the text of each question, and see whether its gold passages are among the first k.
 
-    The questions are those of `with_gold_ids`. A piece `ID#2` of a passage that was split counts as the
-    passage.
+    The questions are those of `with_gold_ids`. A piece
+    `ID#2` of a passage that was split counts as the passage.
 
     Returns:
-        `any_gold@k` (at least one is) and `all_gold@k` for each cutoff, a value of k from 1: 0 or 1 by
-            question.
+        `any_gold@k` (at least one is) and `all_gold@k` for
+        each cutoff, a value of k from 1: 0 or 1 by question.
     """
     columns: dict[str, list[float]] = {f"{name}@{k}": [] for name in ("any_gold", "all_gold") for k in cutoffs}
     rankings: list[tuple[Passage, ...]] = []

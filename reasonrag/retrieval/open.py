@@ -63,9 +63,9 @@ def kinds(index: IndexFolder) -> list[str]:
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], *, k: int = _K) -> Ranking:
     """Rank the passages of all rankings by their sum of 1 / (k + rank), ranks from 1 (Cormack et al., SIGIR 2009).
 
-    The scores of the rankings are ignored, so they need no common scale. Passages with the same id are
-    one passage; if a ranking has it twice, its better rank counts. Equal sums keep the order of the first
-    ranking, then of the next.
+    The scores of the rankings are ignored, so they need no common scale. Passages
+    with the same id are one passage; if a ranking has it twice, its better rank
+    counts. Equal sums keep the order of the first ranking, then of the next.
 
     >>> both = reciprocal_rank_fusion([(Passage("a", ""), Passage("b", "")), (Passage("b", ""),)], k=1)
     >>> [(passage.id, round(passage.score, 3)) for passage in both]
@@ -80,8 +80,8 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], *, k: int = _K) -> Ranki
             ranks.setdefault(passage.id, rank)
         for passage_id, rank in ranks.items():
             shares.setdefault(passage_id, []).append(1 / (k + rank))
-    # An exact sum: the same ranks in another order of the rankings are a tie, not a difference in the
-    # last digit.
+    # An exact sum: the same ranks in another order of the
+    # rankings are a tie, not a difference in the last digit.
     fused = [replace(passage, score=math.fsum(shares[passage_id])) for passage_id, passage in passages.items()]
     return tuple(sorted(fused, key=lambda passage: -passage.score))
 

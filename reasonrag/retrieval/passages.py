@@ -231,8 +231,8 @@ class PassageStore:
     def ranges(self, rows: int) -> Iterator[tuple[int, int]]:
         """Yield first and last row (exclusive) of ranges that cover all passages in order.
 
-        A range of several passages has at most `rows` of them, and at most as many bytes as `rows`
-        passages of mean size.
+        A range of several passages has at most `rows` of them,
+        and at most as many bytes as `rows` passages of mean size.
         """
         size = int(self._offsets[-1]) * rows // len(self)
         start = 0
@@ -369,8 +369,8 @@ class _Writer:
 class _Ids:
     """The ids that came before, as 64-bit hashes: 16 bytes per passage while they are merged, else 8.
 
-    The chance that two of 21 million ids share a hash is 1 in 80,000. The later passage would then be set
-    aside.
+    The chance that two of 21 million ids share a hash is 1
+    in 80,000. The later passage would then be set aside.
     """
 
     def __init__(self, hashes: NDArray[np.uint64]) -> None:

@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 _CONCURRENCY = 64  # requests in flight at each server
 _CHECK_TIMEOUT_S = 10.0
-# Limits of a reply, decompressed: one very long document, plus a long one for each passage that was
-# requested.
+# Limits of a reply, decompressed: one very long document,
+# plus a long one for each passage that was requested.
 _MOST_BYTES, _MOST_BYTES_A_PASSAGE = 16 << 20, 64 << 10
 
 
 class RemoteRetriever:
     """Sends queries to several equal servers: to the one with the fewest requests in flight, another if it fails.
 
-    It waits for a server that restarts: one request at a time finds out whether it is back. A retriever
-    belongs to the event loop of its first search until `aclose`. The environment variable REASONRAG_TOKEN
-    is sent as a bearer token.
+    It waits for a server that restarts: one request at a time finds out whether
+    it is back. A retriever belongs to the event loop of its first search until
+    `aclose`. The environment variable REASONRAG_TOKEN is sent as a bearer token.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class RemoteRetriever:
         """Name the servers; nothing is sent before the first search.
 
         Args:
-            urls: addresses of servers with the same corpus and index. `/retrieve` is added to a URL
-                without a path.
+            urls: addresses of servers with the same corpus and
+                index. `/retrieve` is added to a URL without a path.
             timeout_s: seconds for one attempt.
             max_retries: further attempts after a failure of a server that is up. 429 does not count, nor
                 does 503 of a server that works on other requests.
@@ -99,8 +99,8 @@ class RemoteRetriever:
         `Passage.score` is 0 if the server sends none.
 
         Raises:
-            RetrievalError: no answer in time, the request was refused, or the reply cannot be matched to
-                the queries.
+            RetrievalError: no answer in time, the request was refused,
+                or the reply cannot be matched to the queries.
         """
         sent_queries = [valid_unicode(query) for query in queries if query.strip()]
         if not sent_queries:

@@ -18,14 +18,14 @@ from reasonrag.retrieval.base import BatchedRetriever, MemoryStore, Retriever
 
 log = structlog.get_logger()
 
-# Limits of a request. A longer query is cut: one runaway query of a model must not fail the batch of a
-# training step.
+# Limits of a request. A longer query is cut: one runaway
+# query of a model must not fail the batch of a training step.
 MAX_TOP_K, MAX_PASSAGES, MAX_QUERY_CHARS = 1000, 100_000, 4096
 
 _PROBE = "Who wrote the first encyclopedia?"
 _MAX_BATCH = 256  # queries that are searched together
-# One batch is searched while the next one is ready, so the search thread never waits for replies to be
-# written.
+# One batch is searched while the next one is ready, so
+# the search thread never waits for replies to be written.
 _BATCHES_IN_WORK = 2
 _as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # json.dumps makes an encoder for each reply
 

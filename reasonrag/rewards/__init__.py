@@ -24,8 +24,8 @@ from reasonrag.rewards.outcome import OutcomeReward, PRMReward, SPREReward
 from reasonrag.rewards.search_p1 import SearchP1Reward
 from reasonrag.rewards.when_to_search import WhenToSearchReward
 
-# Each is made with the settings of all rewards and with `RewardParts`; its `needs` name the parts that it
-# uses.
+# Each is made with the settings of all rewards and with
+# `RewardParts`; its `needs` name the parts that it uses.
 REWARDS: dict[str, Callable[[RewardSettings, RewardParts], Reward]] = {
     "outcome": OutcomeReward,
     "spre": SPREReward,
@@ -42,8 +42,8 @@ def reward_needs(settings: RewardSettings, format: Format) -> frozenset[str] | N
     """Return the parts that the named reward needs, without making it; None if a user's class does not declare them.
 
     Raises:
-        ConfigError: the reward's name is unknown, it does not suit the format, or a function has no known
-            form.
+        ConfigError: the reward's name is unknown, it does not
+            suit the format, or a function has no known form.
     """
     name = settings.name
     if ":" not in name and name not in REWARDS:

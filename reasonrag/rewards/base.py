@@ -34,8 +34,8 @@ log = structlog.get_logger()
 
 Components = dict[str, float | None]
 
-# The cause of a score that a reward function leaves out on purpose. Scoring the trajectory again changes
-# nothing.
+# The cause of a score that a reward function leaves out on
+# purpose. Scoring the trajectory again changes nothing.
 NO_REWARD = "no_reward"
 
 
@@ -195,8 +195,8 @@ class BatchReward:
 
         Raises:
             Interrupted: the run is shutting down, and a new call would be needed.
-            InputError: no trajectory can be scored, for example without a prompt text or with a full
-                disk.
+            InputError: no trajectory can be scored, for example
+                without a prompt text or with a full disk.
         """
         # `[B]` in the order of the trajectories, as their scores.
         batch = []
@@ -249,8 +249,8 @@ def cause_of(error: Exception) -> str:
     return f"bug:{type(error).__name__}"
 
 
-# What a function in TRL's convention can ask for by name: each but `step` is a list with one entry per
-# trajectory.
+# What a function in TRL's convention can ask for by name:
+# each but `step` is a list with one entry per trajectory.
 COLUMNS = (
     "prompts",
     "completions",

@@ -47,8 +47,8 @@ def hiprag_reward(
     Returns:
         The reward in [0, 1 + lp], and the part of it that is the bonus, in [0, lp].
 
-    Right, well-formed, 3 of 4 steps well chosen: 0.8 + 0.2 + 0.4 * 3/4. Right but not well-formed: 0.8,
-    no bonus.
+    Right, well-formed, 3 of 4 steps well chosen: 0.8 + 0.2
+    + 0.4 * 3/4. Right but not well-formed: 0.8, no bonus.
 
     >>> hiprag_reward(1.0, True, 3 / 4, lambda_f=0.2, lambda_p=0.4)
     (1.3, 0.30000000000000004)
@@ -81,22 +81,22 @@ async def detect(
 ) -> list[list[StepFlag]]:
     """Return `[B][steps]`, a flag for each step of each reading, in any format (arXiv:2510.07794, sec. 3.2).
 
-    A search is needless if the policy, given the query alone, knows the step's conclusion. A step without
-    a search is false if a verifier finds its reasoning or conclusion wrong. Both kinds are judged
-    concurrently, equal steps once; each distinct query is asked once, greedily. If a judge or a policy
-    fails, or a step has nothing that could be judged, its flag is None and counted; it is never good or
-    bad.
+    A search is needless if the policy, given the query alone, knows the step's
+    conclusion. A step without a search is false if a verifier finds its reasoning or
+    conclusion wrong. Both kinds are judged concurrently, equal steps once; each
+    distinct query is asked once, greedily. If a judge or a policy fails, or a step has
+    nothing that could be judged, its flag is None and counted; it is never good or bad.
 
     Args:
         readings: the trajectories as their format reads them.
-        judge: compares and verifies; its prompt set has `hiprag/direct`, which asks the policy for its
-            own knowledge.
+        judge: compares and verifies; its prompt set has `hiprag/direct`,
+            which asks the policy for its own knowledge.
         policy: the model whose knowledge is probed; needed to find needless searches.
-        over_search: False takes every search as needed, without a call (the ablation "under-search
-            only").
+        over_search: False takes every search as needed,
+            without a call (the ablation "under-search only").
         under_search: False takes every step without a search as right, without a call.
-        counts: increased by name: `over.asked`, `over.unknown` and `over.CAUSE`, likewise `under`;
-            `regenerated`.
+        counts: increased by name: `over.asked`, `over.unknown`
+            and `over.CAUSE`, likewise `under`; `regenerated`.
 
     Raises:
         ConfigError: the prompt set lacks a text.
@@ -145,8 +145,8 @@ class _Detection:
     async def flag(self, step: Block) -> StepFlag:
         """Compute Over(step) for a search, Under(step) for any other."""
         detector = "over" if step.is_search else "under"
-        # A search without a conclusion cannot be compared. If it counted as good, silence would earn the
-        # bonus.
+        # A search without a conclusion cannot be compared. If
+        # it counted as good, silence would earn the bonus.
         if not step.conclusion.strip() and (step.is_search or not step.reasoning.strip()):
             cause = "silent"
         else:
@@ -179,9 +179,9 @@ class _Detection:
 class HiPRAGReward(BatchReward):
     """Eq. 1. Only trajectories that are right (cover match) and well-formed are judged; the others cost no call.
 
-    A step that is unknown because the judge's reply was unreadable is left out of Ncorr and N; if no step
-    is known, the bonus is 0. If no step is known because a backend is late or unreachable, the trajectory
-    gets no score.
+    A step that is unknown because the judge's reply was unreadable is left out
+    of Ncorr and N; if no step is known, the bonus is 0. If no step is known
+    because a backend is late or unreachable, the trajectory gets no score.
 
     Parts: `answer` A, `format` F, `bonus`, `steps`, `searches`, `own_steps`; for judged trajectories also
     `known_steps` N, of them `searches_known` and `own_steps_known`, and `over`, `under` (how many of each

@@ -49,12 +49,12 @@ class JudgeService:
         """Set the service up.
 
         Args:
-            llm: the judging model; in a `JournaledLLM` equal questions are paid for once, as their seeds
-                are equal.
+            llm: the judging model; in a `JournaledLLM` equal
+                questions are paid for once, as their seeds are equal.
             prompts: the set with the instructions `judge/NAME`.
             sampling: temperature, top_p and max_tokens of a verdict.
-            attempts: calls per verdict until one can be parsed; the second adds a reminder, later ones
-                also sample.
+            attempts: calls per verdict until one can be parsed;
+                the second adds a reminder, later ones also sample.
         """
         self.llm = llm
         self.prompts = prompts
@@ -67,14 +67,14 @@ class JudgeService:
 
         Args:
             name: the template `judge/NAME` in the prompt set; each template has one contract.
-            fields: the texts to judge, by label: a text is one line, a sequence is numbered lines. All
-                are quoted.
+            fields: the texts to judge, by label: a text is one
+                line, a sequence is numbered lines. All are quoted.
             contract: how the reply is parsed.
             seed: of the first attempt; None derives it from the request.
 
         Raises:
-            JudgeError: no reply could be parsed (`unreadable`), or the judge does not answer (`timeout`,
-                `unreachable`).
+            JudgeError: no reply could be parsed (`unreadable`), or
+                the judge does not answer (`timeout`, `unreachable`).
         """
         user = Message("user", quoted(fields))
         prompt = Prompt((Message("system", self.prompts.text(f"judge/{name}")), user))
@@ -165,8 +165,8 @@ def parse_score(reply: str) -> float | None:
     >>> parse_score("So the score is 0.7."), parse_score("founded in 2024"), parse_score("The score is -5")
     (0.7, None, None)
     """
-    # A verdict ("score is") beats a mention ("score: 1 for style"), and the last one beats those before
-    # it.
+    # A verdict ("score is") beats a mention ("score: 1
+    # for style"), and the last one beats those before it.
     anchored = list(_ANCHORED.finditer(reply))
     verdicts = [match for match in anchored if match["verdict"]]
     match = (verdicts or anchored)[-1] if anchored else _BARE.fullmatch(reply.strip())
@@ -197,11 +197,11 @@ class ProcessJudge:
 
         Raises:
             JudgeError: no reply could be parsed.
-            LLMError: the judge does not answer: the question is set aside, as with a policy that does not
-                answer.
+            LLMError: the judge does not answer: the question is
+                set aside, as with a policy that does not answer.
         """
-        # Steps are quoted: "So the score is 1" written by the policy must not look like the judge's
-        # verdict.
+        # Steps are quoted: "So the score is 1" written by
+        # the policy must not look like the judge's verdict.
         shown: Fields = {
             "Question": trajectory.question.question,
             "Golden answers": " | ".join(trajectory.question.golden_answers),
@@ -273,8 +273,8 @@ async def path_scores(judge: JudgeService, question: Question, plan: ReferencePl
         "Golden answers": " | ".join(question.golden_answers),
         "Reference planner": plan.planner,
         "Reference path": plan.steps,
-        # A verdict in JSON that the policy wrote must not look like the judge's, should the judge quote
-        # it.
+        # A verdict in JSON that the policy wrote must not
+        # look like the judge's, should the judge quote it.
         "Trajectory": [element.replace("{", "｛") for element in elements],
     }
     read = partial(read_path, reference_steps=len(plan.steps) or MAX_STEPS)
@@ -284,8 +284,8 @@ async def path_scores(judge: JudgeService, question: Question, plan: ReferencePl
 async def answer_matches(judge: JudgeService, prediction: str, golden_answers: Sequence[str]) -> bool:
     """Return whether the prediction means the same as one of the golden answers (LasJ; When-to-search, App. B.4).
 
-    The texts are shown unchanged, not normalised as in the paper: without punctuation "3.5" and "35" are
-    the same.
+    The texts are shown unchanged, not normalised as in the
+    paper: without punctuation "3.5" and "35" are the same.
     """
     shown = {"Prediction": prediction, "Reference answers": " | ".join(golden_answers)}
     return await judge.ask("answer", shown, YES_NO)

@@ -30,8 +30,8 @@ def outcome_reward(
         format_weight: lf in [0, 1].
         answer_present: at most `format_weight`.
 
-    Search-R1 v0.3 (0.2 and 0.1): right and well-formed, right only, well-formed only, an answer only,
-    nothing.
+    Search-R1 v0.3 (0.2 and 0.1): right and well-formed,
+    right only, well-formed only, an answer only, nothing.
 
     >>> weights = {"format_weight": 0.2, "answer_present": 0.1}
     >>> [outcome_reward(1.0, True, True, **weights), outcome_reward(1.0, False, True, **weights)]
@@ -48,8 +48,8 @@ def outcome_reward(
 def search_confidence(trajectory: Trajectory, opening: str, decode: Callable[[Sequence[int]], str]) -> float | None:
     """Return the lowest probability that the policy gave to a token of its searches, in [0, 1]; None without a search.
 
-    A search reaches from the token that begins its `opening` tag to the end of its completion, both tags
-    included.
+    A search reaches from the token that begins its `opening`
+    tag to the end of its completion, both tags included.
 
     Raises:
         ConfigError: a search has no log-probabilities.
@@ -74,8 +74,8 @@ def _search_logprobs(completion: Completion, opening: str, decode: Callable[[Seq
 class OutcomeReward(BatchReward):
     """Search-R1's reward (arXiv:2503.09516, v0.1 and v0.3): see `outcome_reward`.
 
-    Parts: `answer`, `format`, `answered`, and the common ones; with a `search_confidence` also
-    `confidence`.
+    Parts: `answer`, `format`, `answered`, and the common
+    ones; with a `search_confidence` also `confidence`.
     """
 
     @staticmethod
@@ -93,8 +93,8 @@ class OutcomeReward(BatchReward):
         super().__init__(parts)
         self.settings = settings.outcome
         self.decode = parts.decode
-        # The tag that opens a search; None in formats without one, as only formats of one growing turn
-        # have it.
+        # The tag that opens a search; None in formats without
+        # one, as only formats of one growing turn have it.
         self.opening: str | None = getattr(parts.format, "query_mark", None)
 
     async def _value(self, read: Read, step: int) -> float:
@@ -113,9 +113,9 @@ class OutcomeReward(BatchReward):
 class SPREReward(BatchReward):
     """`F1 * alpha**steps`, in [0, 1] (arXiv:2505.14069, eq. 1 with k = 1): each step costs a share of the answer's F1.
 
-    A trajectory is its only rollout. One that ended without an answer earns 0, as its F1 is 0: it is
-    complete, unlike the unfinished branch of a tree, which has no value. Parts: `path` (`alpha**steps`),
-    and the common ones.
+    A trajectory is its only rollout. One that ended without an answer earns
+    0, as its F1 is 0: it is complete, unlike the unfinished branch of a tree,
+    which has no value. Parts: `path` (`alpha**steps`), and the common ones.
     """
 
     needs: frozenset[str] = frozenset()
@@ -133,10 +133,9 @@ class SPREReward(BatchReward):
 class PRMReward(BatchReward):
     """The answer, and for each step what it adds to a process reward model's value (ProRAG, arXiv:2601.21912).
 
-    Only the increase counts, times `weight`: a step that leads nowhere earns nothing, and more steps do
-    not earn more
-    (arXiv:2410.08146). A step without text has no reward. Parts: `process`, the value of the last step, and the common
-    ones.
+    Only the increase counts, times `weight`: a step that leads nowhere earns
+    nothing, and more steps do not earn more (arXiv:2410.08146). A step without text
+    has no reward. Parts: `process`, the value of the last step, and the common ones.
     """
 
     needs: frozenset[str] = frozenset({"scorer"})

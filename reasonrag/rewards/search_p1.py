@@ -24,8 +24,8 @@ def self_consistency(planner: float, executed: int, planned: int, actions: int) 
         actions: n_actions, searches of the trajectory.
 
     Returns:
-        At least 0; 0 without a plan or an action. Above `planner` only if one search carries out several
-            steps.
+        At least 0; 0 without a plan or an action. Above
+        `planner` only if one search carries out several steps.
 
     A good plan of 3 steps, 2 carried out in 4 searches: 1.0 * 2/3 * 2/4.
 
@@ -86,8 +86,8 @@ def search_p1_format(
         answered: there is a final answer.
         called: there is a tool call.
         responded: there is a tool response.
-        strictness: `soft` as above; `strict`: anything below 1 is invalid; `none` (the ablation): always
-            0, and valid.
+        strictness: `soft` as above; `strict`: anything below 1 is
+            invalid; `none` (the ablation): always 0, and valid.
 
     >>> [search_p1_format(form, True, True, True, strictness="soft") for form in (True, False)]
     [1.0, 0.5]
@@ -127,10 +127,10 @@ def search_p1_reward(
 class SearchP1Reward(BatchReward):
     """Eq. 4, with one evaluator call per trajectory, and none if no part of the reward depends on it.
 
-    Parts: `format` (None if invalid), `correct`, `n_actions`, `plan_missing` (1 without a reference plan,
-    where only the policy's own plan counts), `n_reference`; from the evaluator `planner`, `n_plan`,
-    `n_self`, `n_ref`, `accuracy`, `reasoning`; computed `s_self`, `s_ref`, `path`, `outcome`. A part that
-    was not needed is None.
+    Parts: `format` (None if invalid), `correct`, `n_actions`, `plan_missing` (1
+    without a reference plan, where only the policy's own plan counts), `n_reference`;
+    from the evaluator `planner`, `n_plan`, `n_self`, `n_ref`, `accuracy`, `reasoning`;
+    computed `s_self`, `s_ref`, `path`, `outcome`. A part that was not needed is None.
     """
 
     @staticmethod

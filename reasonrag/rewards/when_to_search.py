@@ -97,8 +97,8 @@ def search_reward(concise: bool, rc: int, avg_sim: float) -> float:
 def answer_reward_1(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int = 3) -> float:
     """Return r_a of stage 1: 1 if the answer is right, else `-1 + beta * RC`, with RC at most `rc_cap` (eq. 10).
 
-    Without the cap, as it is printed, a wrong answer after 7 retrievals would be worth more than a right
-    one.
+    Without the cap, as it is printed, a wrong answer after
+    7 retrievals would be worth more than a right one.
 
     >>> answer_reward_1(True, 2), round(answer_reward_1(False, 2), 4), round(answer_reward_1(False, 7), 4)
     (1.0, -0.4, -0.1)

@@ -57,8 +57,8 @@ def decisions_of(
         weighting: "visits" weighs the nodes of a decision, as the children of a node, by their visits.
 
     Returns:
-        `[N]` decisions by node id; None for the root, and for a step that was cut off before anything was
-            written.
+        `[N]` decisions by node id; None for the root, and for
+        a step that was cut off before anything was written.
     """
     parents = [None if row["parent_id"] < 0 else row["parent_id"] for row in tree]
     # SPRE of one complete trajectory is F1 * alpha**depth: its depth is its number of actions (eq. 1).
@@ -154,15 +154,15 @@ _DRAWS = 4000  # a probability is off by 0.008 at most, as a standard error
 def confidence(better: Decision, worse: Decision) -> float:
     """Return the probability that the first of two decisions has the higher reward, in [0, 1].
 
-    Each complete trajectory below a decision gets a random weight from a flat Dirichlet distribution,
-    which makes a posterior of its mean reward (the Bayesian bootstrap; Rubin 1981, Annals of Statistics
-    9(1), 130-134). A bootstrap of few trajectories is too sure: of one it is certain. So two
-    pseudo-trajectories of half a weight each are added, with the lowest and the highest reward that is
-    still possible. Where all rewards are one of these two, this is Jeffreys' prior of a share, Beta(1/2,
-    1/2). The prior pulls a few trajectories towards the middle, so the result can be below one half. An
-    answer has a known F1: nothing is added or drawn for it. Every trajectory counts once, also where
-    `value.weighting` is visits. The draws have fixed seeds: the result depends on the two decisions
-    alone.
+    Each complete trajectory below a decision gets a random weight from a flat Dirichlet
+    distribution, which makes a posterior of its mean reward (the Bayesian bootstrap; Rubin
+    1981, Annals of Statistics 9(1), 130-134). A bootstrap of few trajectories is too sure: of
+    one it is certain. So two pseudo-trajectories of half a weight each are added, with the
+    lowest and the highest reward that is still possible. Where all rewards are one of these
+    two, this is Jeffreys' prior of a share, Beta(1/2, 1/2). The prior pulls a few trajectories
+    towards the middle, so the result can be below one half. An answer has a known F1: nothing
+    is added or drawn for it. Every trajectory counts once, also where `value.weighting` is
+    visits. The draws have fixed seeds: the result depends on the two decisions alone.
 
     Raises:
         ValueError: a decision has no complete trajectory.

@@ -33,8 +33,8 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         OSError: the disk is full, ...; `filename` is that of `path`.
     """
-    # In the same folder, as a rename is one step within a file system only; hidden, so that no pattern
-    # finds it.
+    # In the same folder, as a rename is one step within a
+    # file system only; hidden, so that no pattern finds it.
     temporary = path.with_name(f".{path.name.lstrip('.')}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
@@ -109,8 +109,8 @@ def require_json(path: Path, advice: str = "the command that wrote it can write 
     """Return the object in a JSON file.
 
     Raises:
-        RunError: the file is missing, damaged, or holds anything but an object. The message ends with
-            `advice`.
+        RunError: the file is missing, damaged, or holds anything
+            but an object. The message ends with `advice`.
     """
     document = read_json(path)
     if document is None:
@@ -132,8 +132,8 @@ def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator
         waiting: called before waiting for another process; if None, do not wait.
 
     Raises:
-        RunError: another process holds the lock, and `waiting` is None; or the file or its disk cannot be
-            locked.
+        RunError: another process holds the lock, and `waiting`
+            is None; or the file or its disk cannot be locked.
     """
     handle = open_lock(path)
     try:
@@ -163,8 +163,8 @@ def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator
 
 def open_lock(path: Path) -> int:
     """Open a lock file, created if it is missing; raise RunError if it is a link, or anything but a file."""
-    # O_NOFOLLOW: a lock file that leads elsewhere would have its target emptied. O_NONBLOCK: a pipe would
-    # wait.
+    # O_NOFOLLOW: a lock file that leads elsewhere would have
+    # its target emptied. O_NONBLOCK: a pipe would wait.
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:

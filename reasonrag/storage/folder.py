@@ -80,8 +80,8 @@ class Folder:
             what: a run, a report, ...
             markers: patterns of files. If all of them match, the folder holds `what` already.
             ignore: names of files that an interrupted start may leave in a folder that is still free.
-            record: path in the folder of the JSON file with the identity; None if the work cannot be
-                resumed.
+            record: path in the folder of the JSON file with the
+                identity; None if the work cannot be resumed.
         """
         self.path = path
         self.what = what
@@ -249,11 +249,11 @@ class RunFolder(Folder):
 
         Args:
             path: the folder of the run.
-            config: the resolved configuration. Settings that cannot change a result may differ from the
-                last time.
+            config: the resolved configuration. Settings that cannot
+                change a result may differ from the last time.
             content: names and checksums of the inputs (questions, corpus, prompts, models).
-            varying: settings that may differ within the folder, such as the ones that an evaluation
-                sweeps.
+            varying: settings that may differ within the folder,
+                such as the ones that an evaluation sweeps.
             shard: the part of the run, in its own folder below `path`.
         """
         super().__init__(shard.folder(path), "run", _JOURNAL, ignore=("shards",), record="identity.json")
@@ -284,8 +284,8 @@ class RunFolder(Folder):
             RunError: another process uses the folder, or it holds other files or another run.
         """
         folder = cls(path, config, content, varying=varying, shard=shard)
-        # The run is checked before a folder of the shard exists: a wrong number of shards should leave
-        # none.
+        # The run is checked before a folder of the shard
+        # exists: a wrong number of shards should leave none.
         if shard != WHOLE:
             with folder.whole() as run:
                 run.check_shards(shard.of)
@@ -325,8 +325,8 @@ class RunFolder(Folder):
         """Mark the folder as used by this run. A failed start leaves it unmarked.
 
         Raises:
-            RunError: the folder of a shard's run holds another run, or one that is cut into another
-                number of shards.
+            RunError: the folder of a shard's run holds another run,
+                or one that is cut into another number of shards.
         """
         if self.shard.of > 1:
             with self.whole() as run:

@@ -125,8 +125,8 @@ class Journal:
         self._mode = "WAL" if (not is_shared(path) if wal is None else wal) else "TRUNCATE"
         self.ended_by: Exception | None = None  # what new calls raise, once they are refused
         self.at_drain: list[Callable[[Exception], None]] = []  # called with it when that begins
-        # Writes for the next commit, and the event loop that waits for one. Only that loop's thread
-        # touches them.
+        # Writes for the next commit, and the event loop that
+        # waits for one. Only that loop's thread touches them.
         self._pending: list[_Write] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         # A failed look-up costs tens of microseconds in WAL mode, and in a fresh run most look-ups fail.
@@ -198,8 +198,8 @@ class Journal:
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=60, check_same_thread=False)
         connection.text_factory = _decode
         connection.execute(f"PRAGMA journal_mode={self._mode}")
-        # With NORMAL, WAL syncs at checkpoints only, and a power cut would take calls that were used
-        # already.
+        # With NORMAL, WAL syncs at checkpoints only, and a
+        # power cut would take calls that were used already.
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
@@ -346,8 +346,8 @@ class Journal:
         if not question:
             return key, None
         if question not in self._known:
-            # A key is eight bytes of its question, then sixteen of the request: this range holds all of a
-            # question.
+            # A key is eight bytes of its question, then sixteen
+            # of the request: this range holds all of a question.
             prefix = hashlib.blake2b(question.encode("utf-8", "replace"), digest_size=8).digest()
             keys = self._rows("SELECT key FROM calls WHERE key BETWEEN ? AND ?", (prefix, prefix + b"\xff" * 17))
             self._known[question] = prefix, {key for (key,) in keys}

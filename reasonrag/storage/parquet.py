@@ -141,9 +141,9 @@ def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
 class ShardWriter:
     """Writes `stem-00000-of-000NN.parquet` shards of at most `shard_rows` rows, with one row group in memory.
 
-    Without rows it writes nothing, as `datasets` refuses an empty file; `keep_empty` writes one. The
-    number of shards is known only at the end, so each gets a temporary name, and `close` renames them and
-    deletes older shards.
+    Without rows it writes nothing, as `datasets` refuses an empty file;
+    `keep_empty` writes one. The number of shards is known only at the end, so
+    each gets a temporary name, and `close` renames them and deletes older shards.
     """
 
     def __init__(
@@ -237,8 +237,8 @@ def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence
 
     Raises:
         RunError: shards are missing.
-        DataError: a shard is unreadable, damaged, or has another schema. Rows before the damage have been
-            yielded.
+        DataError: a shard is unreadable, damaged, or has another
+            schema. Rows before the damage have been yielded.
     """
     for path in shard_paths(folder, stem):
         for batch in read_batches(path, schema, columns=columns):
@@ -271,8 +271,8 @@ def read_batches(
     Without a schema any is read.
 
     Raises:
-        DataError: the file is unreadable, damaged, or has another schema. Rows before the damage have
-            been yielded.
+        DataError: the file is unreadable, damaged, or has another
+            schema. Rows before the damage have been yielded.
     """
     with _opened(path) as file:
         # Nested names and types too: the footer, which holds them, has no checksum.
@@ -366,8 +366,8 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _json_rows(path: Path) -> Iterator[NumberedRow]:
     size = path.stat().st_size
-    # Memory may run out below that size, too, within a container or under ulimit: that is the same
-    # message.
+    # Memory may run out below that size, too, within a
+    # container or under ulimit: that is the same message.
     try:
         if size > _MOST_JSON_BYTES:
             raise MemoryError

@@ -46,9 +46,9 @@ def load_questions(dataset: str, *, split: str | None = None) -> list[Question]:
     """Load and check the questions of a file or of a known data set on the Hub, in file order.
 
     Args:
-        dataset: a .jsonl(.gz), .json or .parquet file with FlashRAG's fields (id, question,
-            golden_answers, metadata; `answers` and `answer` are read too), or a name in `KNOWN`. Other
-            columns join `metadata`.
+        dataset: a .jsonl(.gz), .json or .parquet file with FlashRAG's fields
+            (id, question, golden_answers, metadata; `answers` and `answer` are
+            read too), or a name in `KNOWN`. Other columns join `metadata`.
         split: split of a known data set; None takes the first one in `KNOWN`.
 
     Raises:

@@ -1,7 +1,7 @@
 """Schemas of all Parquet tables: columns, types and meanings.
 
-Schemas are never inferred: a column of nulls would get another type in one shard, and `load_dataset`
-would fail.
+Schemas are never inferred: a column of nulls would get
+another type in one shard, and `load_dataset` would fail.
 """
 
 from __future__ import annotations

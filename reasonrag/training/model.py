@@ -141,9 +141,9 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
     """
     import torch
 
-    # Full training updates the weights themselves, and at the usual learning rates an update is too small
-    # for bfloat16 to represent: so it is float32 unless asked otherwise (on a GPU the arithmetic is in
-    # bfloat16 anyway).
+    # Full training updates the weights themselves, and at the usual learning
+    # rates an update is too small for bfloat16 to represent: so it is float32
+    # unless asked otherwise (on a GPU the arithmetic is in bfloat16 anyway).
     dtype = settings.dtype or ("bfloat16" if settings.method == "lora" and uses_gpu(settings) else "float32")
     options = {
         "revision": None if source.is_adapter else source.revision,

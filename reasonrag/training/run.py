@@ -10,9 +10,9 @@ OUT/
 ├── curves.svg, curves.png
 └── training.json          settings, data, metrics, versions: written once the run is finished
 
-Several processes (`accelerate launch`, `torchrun`) run this in parallel. The first one reads the data,
-writes it as token ids into the folder of the checkpoints and broadcasts the plan; it alone prints and
-writes.
+Several processes (`accelerate launch`, `torchrun`) run this in parallel.
+The first one reads the data, writes it as token ids into the folder of
+the checkpoints and broadcasts the plan; it alone prints and writes.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ _DISK_FULL = (
     *("file write failed", "unexpected pos", "iostream error"),
 )
 _ROWS_SUFFIX = re.compile(r"\.(jsonl|json|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
-# TRL arguments that are fixed here. Nothing is cut or packed, and checkpoints are complete or do not
-# count.
+# TRL arguments that are fixed here. Nothing is cut or
+# packed, and checkpoints are complete or do not count.
 _FIXED_ARGUMENTS = frozenset(
     (
         *("output_dir", "max_length", "save_total_limit", "warmup_steps", "warmup_ratio", "use_cpu"),
@@ -99,11 +99,11 @@ _FIXED_ARGUMENTS = frozenset(
         "load_best_model_at_end",
     )
 )
-# Counted from the start of a process, so wrong after a resume; `num_input_tokens_seen` and `seconds` are
-# of the run.
+# Counted from the start of a process, so wrong after a resume;
+# `num_input_tokens_seen` and `seconds` are of the run.
 _OF_A_PROCESS = ("train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second", "num_tokens")
-# Curves by their key in the log, with titles. Held-out metrics have the key after `eval_`, without
-# `rollout/`.
+# Curves by their key in the log, with titles. Held-out
+# metrics have the key after `eval_`, without `rollout/`.
 _CURVES = {
     "loss": "loss",
     "rewards/margins": "reward margin",
@@ -151,8 +151,8 @@ class TrainingFolder(Folder):
 def identity_of(stage: str, settings: TrainSettings, *, content: str, model: str) -> dict[str, Any]:
     """Return everything that can change the result of a training run.
 
-    `stage` is dpo, sft, prm or rl; `content` and `model` are checksums of the data and of the model to
-    start from.
+    `stage` is dpo, sft, prm or rl; `content` and `model` are
+    checksums of the data and of the model to start from.
     """
     flat = {"stage": stage, **without_places(identity(settings))}
     return describe(flat, {"data": content, "model": model})
@@ -255,8 +255,8 @@ def _checkpoints(out: Path) -> list[Path]:
 def without_places(value: Any) -> Any:
     """Return the same tree with every text stripped of where on a machine or in a network something is.
 
-    An absolute, home or relative path is shortened to its last name, also after a scheme; a URL to its
-    scheme.
+    An absolute, home or relative path is shortened to its
+    last name, also after a scheme; a URL to its scheme.
 
     >>> without_places({"judge": {"spec": "http://10.0.0.1:8000/v1"}, "url": ["https://corpus.example"]})
     {'judge': {'spec': 'http://…'}, 'url': ['https://…']}
@@ -303,16 +303,16 @@ class TrainingRun(Generic[S]):
     Args:
         stage: dpo, sft, prm or rl; part of the run's identity.
         settings: `model` and `data` have to be set.
-        out: a new folder, or one that holds this training run, which is then resumed; None chooses one in
-            runs/.
+        out: a new folder, or one that holds this training run,
+            which is then resumed; None chooses one in runs/.
         log: receives lines for people, on the first process only.
 
     Attributes:
         source: the model to start from.
         arguments: TRL's configuration.
         model_files: JSON files, by name, that are written wherever the model is saved.
-        summary: content of `training.json` once the run is finished; empty on other processes than the
-            first.
+        summary: content of `training.json` once the run is
+            finished; empty on other processes than the first.
 
     In the `with` block, InputError, RunError (another training run is in the folder, or the loss became
     NaN) and Interrupted (Ctrl-C or SIGTERM; a checkpoint is kept) can be raised.
@@ -370,8 +370,8 @@ class TrainingRun(Generic[S]):
         from accelerate.utils import broadcast_object_list
         from datasets import load_from_disk
 
-        # One process reads; all of them have to learn the same plan, or they would deadlock in the first
-        # collective.
+        # One process reads; all of them have to learn the same
+        # plan, or they would deadlock in the first collective.
         message: list[Any] = [None]
         if self.is_first:
             try:
@@ -560,8 +560,8 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
     """Return TRL's configuration: settings of the same name, `own` arguments of this kind of run, `settings.trainer`.
 
     Raises:
-        ConfigError: an unknown argument (with the nearest name), one that has a setting here, or a value
-            that TRL refuses.
+        ConfigError: an unknown argument (with the nearest name), one
+            that has a setting here, or a value that TRL refuses.
     """
     known = {field.name for field in dataclasses.fields(config) if field.init}
     gpu = uses_gpu(settings)
@@ -651,8 +651,8 @@ def summarise(
     history = []
     train = held_out = None
     for entry in state.log_history:
-        # JSON has no NaN, so numbers that are not finite become null; `check_summary` refuses a loss of
-        # null.
+        # JSON has no NaN, so numbers that are not finite
+        # become null; `check_summary` refuses a loss of null.
         kept = {}
         for name, value in entry.items():
             if name.removeprefix("eval_") not in _OF_A_PROCESS:

@@ -1,8 +1,8 @@
 """Additions to TRL's trainers: complete checkpoints, no step on NaN, stops by signal, and cheaper steps.
 
-`GuardedTrainer` stands before a TRL trainer. On a CPU, `score_labels_only` and `StepsByLength` make an
-optimizer step cost less and compute the same: scored tokens alone, shared prompts once, rows of like
-length together.
+`GuardedTrainer` stands before a TRL trainer. On a CPU, `score_labels_only`
+and `StepsByLength` make an optimizer step cost less and compute the same:
+scored tokens alone, shared prompts once, rows of like length together.
 
 Imports transformers, so it is itself imported only once a training run starts.
 """
@@ -108,8 +108,8 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
         self.check_finite(number, f"the weight {broken or 'of another process'}", self.state.global_step)
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        # transformers calls this before the optimizer uses the gradient. With fp16 the scaler skips bad
-        # steps itself.
+        # transformers calls this before the optimizer uses the
+        # gradient. With fp16 the scaler skips bad steps itself.
         norm = super()._get_grad_norm(*args, **kwargs)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor under FSDP2
         if norm is not None and not self.args.fp16:
@@ -143,9 +143,9 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     """Stops a training run with a checkpoint, after the same step on every process, once any of them got a signal.
 
-    In its `with` block, the first Ctrl-C or SIGTERM asks for a stop; the second one acts as it did
-    before. `number` is that of the signal, 0 without one. Outside the main thread Python cannot handle
-    signals.
+    In its `with` block, the first Ctrl-C or SIGTERM asks for a stop; the
+    second one acts as it did before. `number` is that of the signal, 0
+    without one. Outside the main thread Python cannot handle signals.
     """
 
     def __init__(self, log: Callable[[str], None]) -> None:
@@ -245,8 +245,8 @@ def score_labels_only(model: nn.Module) -> None:
             return fused(*args, **kwargs)
         next_tokens = labels[:, 1:]  # position t predicts token t + 1
         scored = next_tokens != _IGNORED_LABEL
-        # Checkpointing computes a pass again for its gradient, and cannot do so after another has used
-        # its cache.
+        # Checkpointing computes a pass again for its gradient,
+        # and cannot do so after another has used its cache.
         shares = can_share and not (self.is_gradient_checkpointing and self.training)
         given = {name for name, value in kwargs.items() if value is not None}  # peft passes None values, too
         in_parts = not args and given <= _PLAIN and not getattr(self.config, "output_router_logits", False)
@@ -340,9 +340,9 @@ def _after_prompt(backbone: Callable[..., Any], group: Sequence[_Row], length: i
 class StepsByLength(Sampler[int]):  # type: ignore[misc]
     """The rows of another sampler, those of each optimizer step longest first, so that less is padded.
 
-    A step has the same rows as before, in other forward passes, so its gradient is the same but for
-    rounding. The last step of an epoch keeps its order: its passes may be of different sizes, and a row
-    of a smaller one weighs more.
+    A step has the same rows as before, in other forward passes, so its gradient
+    is the same but for rounding. The last step of an epoch keeps its order: its
+    passes may be of different sizes, and a row of a smaller one weighs more.
 
     Args:
         order: yields numbers of rows.
