@@ -32,6 +32,7 @@ from reasonrag.core.types import (
 from reasonrag.demo.reader import ExtractiveLLM
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.formats.recorded import RecordedFormat
+from reasonrag.formats.stream import StreamFormat
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import ChatTemplate, chat_with_tools
 from reasonrag.retrieval.encoders import LexicalEncoder
@@ -249,7 +250,10 @@ async def _course(name: str, text: str, retriever: Any, question: str) -> Course
         said = [type(step.action).__name__, *map(str, astuple(step.action))]
         decided.append([value.replace(" ".join(text.split()), "") for value in said])
     form = form_of(name)
-    for reading in (form.read(made), form.read_text(trajectory_text(made))):
+    readings = [form.read(made)]
+    if isinstance(form, StreamFormat):
+        readings.append(form.read_text(trajectory_text(made)))
+    for reading in readings:
         decided += [reading.well_formed, reading.reason, reading.answer, reading.plan, len(reading.queries)]
         decided += [(block.reasoning, block.conclusion, bool(block.context)) for block in reading.blocks]
     return _shown([*_prompts(made.steps), *llm.prompts], made.stop_reason, *decided)
