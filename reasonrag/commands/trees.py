@@ -146,7 +146,7 @@ def _print_summary(summary: Mapping[str, Any], pairs: Path) -> None:
     from reasonrag.commands.console import table_console
     from reasonrag.core.table import Table
 
-    table_console().print(Table("build-tree", ("", ""), list(_summary_rows(summary))).terminal())
+    table_console().print(Table("", ("", ""), list(_summary_rows(summary))).terminal())
     print(f"data set: {pairs}")
     if summary["questions"]["finished"] and not summary["pairs"]["total"]:
         print("no siblings differ enough in value to be a pair: see No pairs in docs/troubleshooting.md")
