@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -164,6 +165,7 @@ def parse_score(reply: str) -> float | None:
     (0.15, 0.85)
     >>> parse_score("So the score is 0.7."), parse_score("founded in 2024"), parse_score("The score is -5")
     (0.7, None, None)
+    >>> parse_score(f"The score is 1e999/{'9' * 400}")
     """
     # A verdict ("score is") beats a mention ("score: 1
     # for style"), and the last one beats those before it.
@@ -175,7 +177,8 @@ def parse_score(reply: str) -> float | None:
     score = float(match["score"])
     is_of_100 = match["percent"] or 2 <= score <= 100
     scale = float(match["scale"] or (100 if is_of_100 else 1))
-    return score / scale if 0 <= score <= scale and scale else None
+    # Digits beyond the range of floats are infinite, and inf / inf is not a number.
+    return score / scale if 0 <= score <= scale < math.inf and scale else None
 
 
 _PROCESS = Contract(
