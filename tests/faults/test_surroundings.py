@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 LIMITS = {
     "build-tree": [
-        *(("RLIMIT_FSIZE", kb << 10) for kb in (64, 4, 4_000)),
+        *(("RLIMIT_FSIZE", kb << 10) for kb in (64, 4, 400)),
         *(("RLIMIT_NOFILE", files) for files in (14, 16, 18)),
         ("RLIMIT_AS", 0),  # with a little more, libraries in C abort the process, as after a SIGKILL
     ],
