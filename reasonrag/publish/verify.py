@@ -36,7 +36,7 @@ _TABLES = {
 }
 _OTHER = "pairs of others"
 _CHECKSUMS = f"files that have a checksum in {SUMMARY}"
-_WARNINGS = ("contradictions", "texts by split")  # `publish` publishes all the same
+_WARNINGS = ("pairs checked for contradictions", "texts by split")  # `publish` publishes all the same
 _NOT_TABLES = frozenset(("shards", CHECKPOINTS))  # of a run in shards, its own tables are links to theirs
 
 
@@ -149,7 +149,7 @@ def _check_tables(path: Path, verified: Verified) -> None:
         verified.check("questions by split", pairs.check_questions, "the pairs")
         problem = f"{shared} texts are in both splits: held-out metrics are not of unseen questions" if shared else ""
         verified.note("texts by split", len(pairs.texts), problem)
-        verified.note("contradictions", pairs.rows.total(), str(pairs))
+        verified.note("pairs checked for contradictions", pairs.rows.total(), str(pairs))
     if summary is None:
         is_run = (path / "run.json").exists() or (path / "journal.sqlite").exists()
         if is_run and not (path / SUMMARY).exists() and not (path / CHECKPOINTS).exists():
