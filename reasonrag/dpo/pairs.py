@@ -72,8 +72,8 @@ def derive_pairs(
         weighting: how trajectories are averaged.
         min_confidence: smallest probability that the order is right
             (`spre.decisions`), in [0, 1]; it is unknown for the others.
-        read_ids: whether the policy read ids, so that an open turn kept those that were sampled; a server
-            that is sent text encodes the turn again.
+        read_ids: whether the policy read ids, so that an open turn
+            kept its sampled ids; a server that gets text encodes it again.
         repeated: data set and id of the questions with a text that another tree has too, so that only
             their pairs are remembered; by default the pairs of all trees are.
         left_out: counts pairs that are left out, by cause: "low confidence", "reversed".

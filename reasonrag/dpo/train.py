@@ -55,8 +55,8 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
     run.prepare(DPOConfig, loss_type=loss_types, precompute_ref_log_probs=settings.reference == "precomputed")
 
     def read() -> TrainingData:
-        # A run's folder, a file or a Hub data set -> checked
-        # rows -> ids: those that the policy read and sampled.
+        # A run's folder, a file or a Hub data set ->
+        # checked rows -> the ids read and sampled by the policy.
         preferences = read_preferences(data_of(settings))
         pairs = tokenise(preferences, settings, run.chat, context=run.source.context(), log=run.log)
         # With lengths, pairs of like length share a forward

@@ -70,7 +70,7 @@ def transcripts(trajectory: Trajectory, chat: ChatTemplate) -> tuple[Transcript,
     for step in trajectory.steps:
         turn = step.prompt.turn
         # The prompt extends the last one if the chat is the
-        # same, and its turn begins with all that was written.
+        # same, and its turn begins with the text so far.
         if runs and step.prompt.messages == runs[-1][0].prompt.messages and turn[: len(open_turn)] == open_turn:
             runs[-1].append(step)
         else:

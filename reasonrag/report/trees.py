@@ -1,6 +1,7 @@
 """The trees of a finished run, one question at a time, each checked to be a tree, with the pairs derived from it.
 
-`stats` counts them: Table 1 and Figure 3 of arXiv:2505.14069, for `reasonrag show` and for the pages.
+`stats` counts them for `reasonrag show` and the pages: Table 1 of
+arXiv:2505.14069, and quantiles of what its Figure 3 draws.
 """
 
 from __future__ import annotations

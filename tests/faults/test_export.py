@@ -58,7 +58,7 @@ def broken(out: Path) -> list[str]:
 @pytest.mark.fault(
     "5",
     "the process dies at each of its steps while it writes tables, and within writes",
-    "no broken file under a final name; written anew, they are those of a run that nothing interrupted",
+    "no broken file under a final name; after a restart the tables equal those of an undisturbed run",
 )
 def test_a_process_that_dies_while_it_writes_tables(
     commands: Commands, rounds: Rounds, figure: Figure, tmp_path: Path

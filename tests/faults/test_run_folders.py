@@ -85,7 +85,7 @@ def test_a_journal_that_goes_away(harm: str, tmp_path: Path, figure: Figure) -> 
 
 @pytest.mark.fault(
     "flips",
-    "config.yaml of a finished run is cut after a section, is another text, or has a flipped bit",
+    "config.yaml of a finished run is cut after a section, replaced, or has a flipped bit",
     "`verify` says so; `pairs`, `publish` and training refuse it",
     before="exit code 0; the settings that were cut were read as the defaults",
 )
@@ -110,7 +110,7 @@ def test_a_configuration_that_is_not_as_it_was_written(tmp_path: Path, figure: F
 
 @pytest.mark.fault(
     "flips",
-    "config.yaml or training.json of a training run is cut, changed, or of another run; or a loss is no number",
+    "config.yaml or training.json of a training run is cut, changed, or of another run; or a loss is not a number",
     "`verify` says so; the same command writes config.yaml again",
     before="`verify` read neither: ok, exit code 0",
 )
