@@ -44,6 +44,7 @@ _RATES = {"sft": "3e-4", "sft-chosen": "2e-4", "dpo": "5e-5", "dpo-alpha1": "5e-
 _SEARCHED = ("--top-k", "2", "--set", "retrieval.max_passage_chars=300", "--max-turns", "5")
 _MAX_TOKENS = 192  # of a step; the longest demonstration has 170
 _ACTING = ("--max-tokens", str(_MAX_TOKENS), "--set", "policy.dtype=bfloat16")
+_FEW = ("--min-examples", "1", "--min-questions", "1")  # the comparison is of what so few pairs do
 _DEMONSTRATED = 6  # questions that the reader demonstrates for each one that the policy searches a tree of
 
 
@@ -64,7 +65,7 @@ def real_training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterat
         arguments = ["dpo" if is_dpo else "sft", "train", "--data", str(data), "--model", *start]
         arguments += ["--learning-rate", _RATES[name], "--batch-size", "1", "--accumulation", str(_BATCH)]
         arguments += [*(("--beta", "0.1") if is_dpo else ()), "--set", f"max_steps={steps}", "--save-steps", "10"]
-        arguments += ["--set", "trainer.logging_steps=2", "--merge", "--seed", str(seed)]
+        arguments += ["--set", "trainer.logging_steps=2", "--merge", "--seed", str(seed), *_FEW]
         return Stage.writing(folder / name, *arguments, needs=(data,) if is_first else (data, model))
 
     reader = ("--policy", "extractive", "--prompts", "brief", "--iterations", str(2 * iterations))
@@ -81,7 +82,7 @@ def real_training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterat
     arguments = ["rl", "train", *_questions(folder, "search"), *_SEARCHED, "--model", str(dpo / "merged")]
     arguments += ["--reward", "spre", "--method", "lora", "--learning-rate", "5e-5", "--max-steps", str(steps)]
     arguments += ["--questions-per-step", "4", "--group-size", "4", "--batch-size", "4", "--save-steps", "1", "--merge"]
-    arguments += ["--seed", str(seed)]
+    arguments += ["--seed", str(seed), "--min-questions", "1"]
     settings = (f"rollout.max_tokens={_MAX_TOKENS}", "rollout.batch_size=16", "validation.steps=0", *NO_GUARDS)
     for setting in settings:
         arguments += ["--set", setting]

@@ -38,7 +38,7 @@ _COMMON = (
     *("data", "model", "method", "learning_rate", "num_train_epochs", "per_device_train_batch_size"),
     *("gradient_accumulation_steps", "limit", "seed", "merge"),
 )
-_RARE = ("chat_template", "lora", "max_length", "max_dropped", "save_steps")
+_RARE = ("chat_template", "lora", "max_length", "max_dropped", "save_steps", "min_examples", "min_questions")
 _SEARCH = ("retrieval.corpus", "retrieval.index", "retrieval.url")
 _BATCH = ("rollout.questions_per_step", "rollout.group_size", "per_device_train_batch_size")
 
@@ -148,7 +148,7 @@ def rl() -> None:
     settings("RLSettings", "split", "exclude", "world_seed", "retrieval.kind", "retrieval.top_k", "chat_template"),
     settings("RLSettings", "format.prompts", "format.max_steps", "format.max_searches", "plans"),
     settings("RLSettings", "algorithm", "loss_type", "beta", "credit", "sampling.dynamic", "guards"),
-    settings("RLSettings", "reward.prm.model", "save_steps", "merge"),
+    settings("RLSettings", "reward.prm.model", "save_steps", "merge", "min_questions"),
 )
 @configuration("RLSettings")
 @OUT
@@ -454,12 +454,15 @@ def _questions_of(policy: Path, tree: Tree, log: Callable[[str], None]) -> dict[
     from reasonrag.core.settings import read_yaml
 
     file = policy / "config.yaml"
-    run = Path(str(read_yaml(file).get("data"))) if file.is_file() else None
-    if run is None or not (run / "run.json").is_file():
+    trained = read_yaml(file) if file.is_file() else {}
+    run = Path(str(trained.get("data")))
+    if not (run / "run.json").is_file():
         return {}
     log(f"questions and search: from {run}, which made the pairs of that policy")
     config = load_config(file=run / "config.yaml")
     sample = config.questions.model_dump(include={"split", "limit", "world_seed"}) | {"seed": config.seed}
+    if "min_questions" in trained:  # few questions that were enough there are enough here
+        sample["min_questions"] = trained["min_questions"]
     chosen: dict[str, Any] = {"data": config.questions.dataset}
     # The same sample, unless a flag draws another one.
     chosen |= {name: value for name, value in sample.items() if name not in tree}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
 from reasonrag.core.settings import CHAT_TEMPLATE, Section, Tree, execution, setting
+
+
+def _learning_rate(rates: Mapping[str, float]) -> Any:
+    shown = f"{rates['full']:g} for all weights, {rates['lora']:g} for adapters"
+    return setting(None, f"peak learning rate (default: {shown})", "--learning-rate", gt=0)
 
 
 class LoraSettings(Section):
@@ -19,6 +25,8 @@ class LoraSettings(Section):
 class TrainSettings(Section):
     """Settings that DPO, SFT and online training share."""
 
+    # Default learning rates. At the rate of full training, adapters learn nothing.
+    rates: ClassVar[Mapping[str, float]] = {"full": 1e-6, "lora": 1e-5}
     log_every: ClassVar = 10  # optimizer steps between two lines of metrics
     eval_every: ClassVar[int | None] = None  # optimizer steps between two evaluations on held-out rows
 
@@ -41,7 +49,10 @@ class TrainSettings(Section):
         None, "dtype of the weights (default: bfloat16 for adapters on a GPU, else float32)"
     )
     limit: int | None = setting(None, "use a random sample of this many questions (default: all)", "--limit", ge=1)
-    learning_rate: float = setting(1e-6, "peak learning rate", "--learning-rate", gt=0)
+    min_questions: int = execution(
+        30, "refuse to train on fewer questions: a policy would learn little else than them", "--min-questions", ge=1
+    )
+    learning_rate: float | None = _learning_rate(rates)
     lr_scheduler_type: str = setting("cosine", "learning rate schedule, by its name in transformers")
     warmup_ratio: float = setting(0.1, "share of the steps during which the learning rate rises", ge=0, lt=1)
     per_device_train_batch_size: int = setting(
@@ -51,6 +62,13 @@ class TrainSettings(Section):
     device: Literal["auto", "cpu"] = execution("auto", "device of the training run; auto: the GPUs, if there are any")
     merge: bool = execution(False, "also write the adapters merged into the model, to OUT/merged", "--merge/--no-merge")
     trainer: dict[str, Any] = setting({}, "any other argument of TRL's trainer, by its name")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_of_the_method(cls, tree: Any) -> Any:
+        if isinstance(tree, dict) and tree.get("learning_rate") is None:
+            return tree | {"learning_rate": cls.rates.get(tree.get("method", "lora"))}
+        return tree
 
 
 class PairSettings(TrainSettings):
@@ -64,6 +82,9 @@ class PairSettings(TrainSettings):
     )
     max_dropped: float = execution(
         0.01, "maximum share of a split that may be dropped as too long", "--max-dropped", ge=0, le=1
+    )
+    min_examples: int = execution(
+        200, "refuse to train on fewer pairs, or steps: so few teach noise", "--min-examples", ge=1
     )
     num_train_epochs: float = setting(1.0, "passes over the training data", "--epochs", gt=0)
     max_steps: int = setting(-1, "optimizer steps; -1 trains for num_train_epochs", ge=-1)
@@ -87,6 +108,8 @@ class DPOSettings(PairSettings):
 class SFTSettings(PairSettings):
     """Supervised fine-tuning on whole good trajectories, or on chosen steps: DPO's rival in the paper's Table 3."""
 
+    rates: ClassVar[Mapping[str, float]] = {"full": 1e-5, "lora": 2e-4}
+
     examples: Literal["chosen", "trajectories"] = setting(
         "chosen",
         "steps to learn: chosen ones of preference pairs, or all of the best trajectories of a run of build-tree",
@@ -95,8 +118,7 @@ class SFTSettings(PairSettings):
     per_question: int = setting(2, "maximum trajectories of one question to learn", "--per-question", ge=1)
     min_reward: float = setting(0.8, "minimum F1 of the answer of a trajectory to learn", "--min-reward", ge=0, le=1)
     test_share: float = setting(0.1, "share of the questions that form the test split", "--test-share", ge=0, lt=1)
-
-    learning_rate: float = setting(1e-5, "peak learning rate", "--learning-rate", gt=0)
+    learning_rate: float | None = _learning_rate(rates)
 
     @model_validator(mode="after")
     def _about_trajectories(self) -> SFTSettings:
@@ -110,6 +132,7 @@ class SFTSettings(PairSettings):
 class PRMSettings(PairSettings):
     """A process reward model: the probability of one of two tokens at the end of a step is the value of the step."""
 
+    rates = SFTSettings.rates
     eval_every = 500
 
     alpha: float | None = setting(
@@ -119,7 +142,7 @@ class PRMSettings(PairSettings):
         ("yes", "no"), "the two tokens; each has to be one token of the vocabulary. Math-Shepherd takes + and -"
     )
     test_share: float = setting(0.1, "share of the questions that form the test split", "--test-share", ge=0, lt=1)
-    learning_rate: float = setting(1e-5, "peak learning rate", "--learning-rate", gt=0)
+    learning_rate: float | None = _learning_rate(rates)
 
 
 _DEMO: Tree = {
@@ -129,6 +152,8 @@ _DEMO: Tree = {
     "dtype": "float32",
     "per_device_train_batch_size": 16,
     "gradient_accumulation_steps": 1,
+    "min_examples": 1,
+    "min_questions": 1,
 }
 DPO_PRESETS: dict[str, Tree] = {
     # The published configuration: full fine-tuning, 2 pairs per device and optimizer step.

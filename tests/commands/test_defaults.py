@@ -12,6 +12,7 @@ from reasonrag.commands.train import online_defaults, with_pairs_and_model
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import dump
+from reasonrag.online_rl.settings import load_rl_settings
 from reasonrag.storage.folder import RunFolder, first_usable
 from reasonrag.training.run import CHECKPOINTS, TrainingFolder
 from reasonrag.training.settings import DPOSettings, SFTSettings
@@ -127,12 +128,20 @@ def test_a_model_of_the_hub_that_nobody_named_needs_a_gpu(overrides, model):
         with_pairs_and_model(NO_GPU, lambda line: None)
 
 
+def test_a_learning_rate_that_is_not_given_is_that_of_the_method_and_a_preset_keeps_its_own():
+    rates = [DPOSettings(), DPOSettings(method="full"), SFTSettings(), SFTSettings(method="full")]
+    assert [settings.learning_rate for settings in rates] == [1e-5, 1e-6, 2e-4, 1e-5]
+    assert "learning_rate: 1.0e-05" in dump(DPOSettings())
+    assert load_rl_settings(preset="hiprag", overrides={"method": "lora"}).learning_rate == 5e-7
+
+
 def test_online_training_goes_on_from_the_newest_dpo_policy_on_the_questions_of_its_run():
     searched = {"retrieval.corpus": "corpus.jsonl", "retrieval.top_k": 5, "questions.limit": 9, "seed": 4}
     run = finished_run("mine", **{"questions.dataset": "mine.jsonl", "policy.spec": "demo", **searched})
     policy = finished_policy("mine-dpo", run)
     lines = []
     chosen = online_defaults({"retrieval": {"top_k": 2}}, lines.append)
+    assert chosen["min_questions"] == 30, "as its pairs were asked for"
     assert chosen["model"] == policy and chosen["data"] == "mine.jsonl"
     assert chosen["retrieval.corpus"] == "corpus.jsonl" and "retrieval.top_k" not in chosen
     assert (chosen["limit"], chosen["seed"]) == (9, 4), "the same sample"

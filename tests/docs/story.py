@@ -75,6 +75,7 @@ SUBSTITUTES: tuple[tuple[str, str, str | None], ...] = (
     ("--retriever-url", r".+", "{retriever}"),
     ("--rollout-url", r".+", None),  # weights travel between GPUs
 )
+FEW = "--min-examples 1 --min-questions 1"
 # What is laid over a command, to make it small: of every line that fits.
 ADDED = {
     "reasonrag build-tree": "--limit 6 --iterations 6 --concurrency 8 --set retrieval.cache={cache}",
@@ -87,16 +88,17 @@ ADDED = {
     "reasonrag eval": "--limit 2",
     "reasonrag eval --dataset hotpotqa,popqa": "--max-unreadable 1",  # the demo's policy learned other prompts
     "reasonrag eval --dataset demo": "--allow-prompt-mismatch",  # the server of the tests has no folder
-    "reasonrag dpo train": "--model demo --set max_steps=1 --set dtype=float32",
-    "reasonrag sft train": "--model demo --set max_steps=1 --set dtype=float32",
+    "reasonrag dpo train": f"--model demo --set max_steps=1 --set dtype=float32 {FEW}",
+    "reasonrag sft train": f"--model demo --set max_steps=1 --set dtype=float32 {FEW}",
     "reasonrag sft train --examples trajectories": "--model base --min-reward 0",
     "reasonrag eval --dataset dev.jsonl --corpus corpus.jsonl.gz --policy base=hf:base": "--max-tokens 8",
     "reasonrag eval --dataset questions.jsonl --corpus corpus.jsonl.gz --policy base=hf:base": "--max-tokens 8",
-    "reasonrag prm train": "--model demo --set max_steps=1 --set dtype=float32",
+    "reasonrag prm train": f"--model demo --set max_steps=1 --set dtype=float32 {FEW}",
     "reasonrag rl plan": "--limit 2 --policy demo:search_p1",  # the server speaks another format
     "reasonrag rl train": (
         "--max-steps 1 --questions-per-step 2 --group-size 2 --batch-size 4 --save-steps 1 --set rollout.minibatches=1 "
-        "--set rollout.max_tokens=48 --set validation.limit=2 --set method=full --set device=cpu --set dtype=float32"
+        "--set rollout.max_tokens=48 --set validation.limit=2 --set method=full --set device=cpu --set dtype=float32 "
+        "--min-questions 1"
     ),
     "reasonrag publish": "--dry-run",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.core.errors import ConfigError, Interrupted, RunError
+from reasonrag.core.errors import ConfigError, DataError, Interrupted, RunError
 from reasonrag.publish.verify import verify
 from reasonrag.training.run import last_checkpoint
 from tests import warmed
@@ -263,6 +263,15 @@ def test_a_folder_with_another_training_is_refused_and_the_settings_are_named(po
 def test_what_cannot_change_the_result_may_differ(policy, data, tmp_path):
     first = quietly(dpo_settings(data, policy, max_steps=1), tmp_path / "dpo")
     assert quietly(dpo_settings(data, policy, max_steps=1, save_steps=7), tmp_path / "dpo") == first
+
+
+def test_few_pairs_are_refused_in_one_line_unless_they_are_asked_for(policy, tmp_path):
+    few = write_pairs(tmp_path / "pairs", train=25, test=5)
+    with pytest.raises(DataError) as refused:
+        quietly(dpo_settings(few, policy, min_examples=200, min_questions=26), tmp_path / "dpo")
+    assert str(refused.value).startswith("pairs: 25 pairs of 25 questions to train on; so few teach")
+    assert str(refused.value).endswith("train on these with --min-examples 25 --min-questions 25")
+    assert "\n" not in str(refused.value) and not (tmp_path / "dpo").exists()
 
 
 def test_a_training_without_held_out_questions_has_no_held_out_figures(policy, tmp_path):

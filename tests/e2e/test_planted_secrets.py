@@ -363,7 +363,7 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
     asked, demo = FakeOpenAI(lambda request: PLAN, models=("planner",)), Path(reasonrag.__file__).parent / "demo/policy"
     out, run, given = traces.folder, traces.folder / "run", preferences(tmp_path)
     model = save_tiny_model(tmp_path / "tiny", context=4096)
-    tiny = ("--model", model, "--set", "max_steps=1")
+    tiny = ("--model", model, "--set", "max_steps=1", "--min-examples", "1", "--min-questions", "1")
     index = tmp_path / "index"  # it holds its corpus as it is (SECURITY.md)
     planned = ("--policy", "extractive", "--judge", asked.base_url, "--judge-model", "planner")
     commands: list[tuple[str | Path, ...]] = [

@@ -138,7 +138,7 @@ def test_a_policy_trained_on_a_published_version_is_asked_as_that_run_asked(
         *("dpo", "train", "--data", f"{ID}@v1.0.0:pairs", "--model", "demo", "--out", tmp_path / "policy"),
         *("--set", "max_steps=1", "--set", "method=full", "--batch-size", "1", "--accumulation", "1"),
         # The demo policy reads 512 tokens, a little less than the longest of these pairs has.
-        *("--max-dropped", "0.02"),
+        *("--max-dropped", "0.02", "--min-examples", "1", "--min-questions", "1"),
         **online,
     )
     assert trained.returncode == 0, trained.stderr

@@ -32,6 +32,7 @@ IN_FLIGHT = 4  # calls at once; a request keeps its slot until its reply is on d
 _LATENCY_S = 0.01
 _SIZE = ("--limit", "6", "--seed", "7", "--concurrency", str(IN_FLIGHT))
 _TRAINING = ("--batch-size", "4", "--save-steps", "1", "--set", "max_steps=3", "--set", "device=cpu")
+_TRAINING += ("--min-examples", "1")
 _ROLLOUTS = {"questions_per_step": 2, "group_size": 2, "max_tokens": 16}
 # How long it took, what is there to resume from, and the charts of both.
 _TIMES = re.compile(r"seconds|runtime|per_second|step_time")

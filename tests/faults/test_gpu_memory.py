@@ -111,6 +111,7 @@ def test_a_training_goes_on_when_there_is_memory_again(roomy_model: Path, tmp_pa
 
     command = ("dpo", "train", "--data", write_pairs(tmp_path / "pairs"), "--model", roomy_model)
     command += ("--batch-size", "4", "--save-steps", "1", "--set", "method=full", "--set", "max_steps=6")
+    command += ("--min-examples", "1")
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert product.run(*command, "--out", whole, fresh=True).returncode == 0
     child = product.start(*command, "--out", out, fresh=True)

@@ -115,6 +115,8 @@ def _quick(data: Path, model: Path | str) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "trainer": {"logging_steps": 1, "eval_steps": 3},
         "save_steps": 3,
+        "min_examples": 1,
+        "min_questions": 1,
     }
 
 
