@@ -15,7 +15,7 @@ from statistics import fmean
 from reasonrag.core.config import PolicyCard
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import named_path
-from reasonrag.core.text import common_text
+from reasonrag.core.text import common_text, cover_match, normalize_answer
 from reasonrag.core.types import (
     Action,
     Answer,
@@ -58,7 +58,7 @@ class _Attempt:
 
 
 def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
-    """Read the best trajectories of each question: highest F1 first, then fewest steps; equal ones count once.
+    """Read the best trajectories of each question: highest F1, notes that support it, fewest steps; equal ones once.
 
     A step is one row, once per question, after the prompt that the policy saw. The
     answer is also one after the prompt of the last step, which demands it; or, if it
@@ -89,8 +89,8 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         for attempt in attempts:
             if attempt.f1 >= settings.min_reward and all(step["action"] in _ACTIONS for step in attempt.steps):
                 distinct.setdefault(tuple(map(content_of, attempt.steps)), attempt)
-        # The paper's preference for short paths: of equally good attempts the one with fewer steps.
-        ranked = sorted(distinct.values(), key=lambda attempt: (-attempt.f1, len(attempt.steps)))
+        # The paper's preference for short paths comes last: the shortest of all guesses instead of searching.
+        ranked = sorted(distinct.values(), key=lambda of: (-of.f1, not _is_supported(of), len(of.steps)))
         best = ranked[: settings.per_question]
         question_count += 1
         learned_questions += bool(best)
@@ -118,6 +118,15 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     fingerprint = (summary.get("content") or {}).get("prompts") or format.fingerprint
     card = PolicyCard.of(config.model_dump(mode="json"), fingerprint)
     return Preferences(splits["train"], splits["test"], card, noun="steps", trajectories=facts)
+
+
+def _is_supported(attempt: _Attempt) -> bool:
+    """Return whether the notes hold the answer; no note holds yes or no, which two notes support."""
+    notes = [step["content"] for step in attempt.steps if step["action"] == "evidence"]
+    answer = attempt.steps[-1]["content"]
+    if normalize_answer(answer) in ("yes", "no"):
+        return len({*map(normalize_answer, notes)} - {"none"}) > 1
+    return any(cover_match(note, [answer]) for note in notes)
 
 
 def _attempts(run: Path) -> Iterator[tuple[Question, list[_Attempt]]]:

@@ -44,8 +44,8 @@ def texts(rows):
     return [row.sides.chosen[0].text for row in rows]
 
 
-def test_the_best_and_shortest_trajectory_of_each_question_is_learned_in_all_its_steps(run):
-    wanted: dict[str, tuple[float, int, list[str]]] = {}
+def test_the_best_trajectory_that_notes_its_answer_is_learned_in_all_its_steps_and_the_shortest_of_those(run):
+    wanted: dict[str, tuple[float, bool, int, list[str]]] = {}
     nodes = product.tree_rows(run)
     trees: dict[str, list] = {}
     for node in nodes:
@@ -58,11 +58,16 @@ def test_the_best_and_shortest_trajectory_of_each_question_is_learned_in_all_its
                 path.insert(0, end)
                 end = tree[end["parent_id"]]
             if (node["f1"] or 0) >= 0.8 and all(step["action"] != "malformed" for step in path):
-                found = (-node["f1"], len(path), [step["text"] for step in path])
-                wanted[question] = min(wanted.get(question, found), found, key=lambda one: one[:2])
+                notes = {step["content"].lower() for step in path if step["action"] == "evidence"}
+                answer = node["content"].lower()
+                held = any(answer in note for note in notes)
+                if answer in ("yes", "no"):
+                    held = len(notes - {"none"}) > 1
+                found = (-node["f1"], not held, len(path), [step["text"] for step in path])
+                wanted[question] = min(wanted.get(question, found), found, key=lambda one: one[:3])
     found = demonstrations(run, per_question=1)
     assert found.trajectories["trajectories"] == len(wanted) > 2
-    for question, (_, _, path) in wanted.items():
+    for question, (_, _, _, path) in wanted.items():
         own = [row for row in found.train if row.group[1] == question and row.types[0] != FORCED]
         assert [len(texts(own)), texts(own)[-1].startswith("So the answer")] == [len(path), True]
 
