@@ -43,6 +43,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--model", type=PATH, help="real: folder of the model.")
 @click.option("--data", type=PATH, help="real: folder with questions/NAME.jsonl and corpus/NAME.jsonl.gz.")
 @click.option("--chat-template", help="real: chat template of a base model that has none.")
+@click.option("--serve", help="real: shell command that serves the folder {model} at {port}, for all that act.")
 def main(
     paper: str,
     out: Path,
@@ -51,6 +52,7 @@ def main(
     model: Path | None,
     data: Path | None,
     chat_template: str | None,
+    serve: str | None,
     **scale: int | None,
 ) -> None:
     """Run the stages that are not done yet, then write the page; the exit code is that of the first failed command."""
@@ -60,8 +62,8 @@ def main(
     if unknown := set(only) - {*comparison.names, *comparison.by_table}:
         raise click.BadParameter(f"{paper} has no {', '.join(unknown)}; known: {', '.join(comparison.names)}")
     if not comparison.in_demo_world:
-        comparison = replace(comparison, chat_template=chat_template)
-    plan = Plan(out, stages(comparison, out, size))
+        comparison = replace(comparison, chat_template=chat_template, is_served=serve is not None)
+    plan = Plan(out, stages(comparison, out, size), serve)
     if not comparison.in_demo_world:
         if model is None or data is None:
             raise click.UsageError("real needs --model and --data")

@@ -108,6 +108,7 @@ class Paper:
     kind: str  # how variants are trained: online, table3, after-dpo, real
     policy: str  # address of the policy that every variant starts from
     chat_template: str | None = None  # of a real base model that has none
+    is_served: bool = False  # whether a real model answers from a server
     variants: tuple[Variant, ...]  # in the order of tables; the policy itself, `BASE`, comes before them
     pairs: tuple[tuple[str, str], ...]  # differences (first minus second) to report
     metrics: tuple[str, ...]  # columns of tables, keys of `measures.METRICS`; the first one is the main metric
@@ -325,12 +326,13 @@ def stages(paper: Paper, out: Path, scale: Scale) -> list[Stage]:
     commands = []
     for seed in range(scale.seeds):
         folder = out / f"seed-{seed}"
-        trained = {folder / variant.name: variant.name for variant in paper.variants}
+        left = {folder / name: name for name in paper.names}
         for stage in training(paper, folder, seed, scale):
             commands.append(stage)
-            if stage.out in trained:
-                commands.append(evaluation(paper, folder, trained[stage.out], seed, scale))
-        commands.append(evaluation(paper, folder, BASE, seed, scale))
+            if name := left.pop(stage.out, None):
+                commands.append(evaluation(paper, folder, name, seed, scale))
+        # What this seed does not train: the policy that all start from, and rivals that are only prompted.
+        commands += [evaluation(paper, folder, name, seed, scale) for name in left.values()]
     return commands
 
 

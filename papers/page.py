@@ -89,7 +89,7 @@ def _head(paper: Paper, results: Results) -> Iterator[str]:
     yield f"{', '.join(f'{name} {version}' for name, version in results['versions'].items())}."
     yield ""
     each = f", {by_seed} with each seed" if 0 < by_seed < questions else ""
-    where = "an invented world" if paper.in_demo_world else "HotpotQA, 2WikiMultiHopQA and MuSiQue"
+    where = "an invented world" if paper.in_demo_world else "HotpotQA, 2WikiMultiHopQA, MuSiQue, NQ and PopQA"
     yield f"{questions} held-out questions of {where}{each}."
     if shared := results.get("shared_with_training"):
         named, answers = shared["questions"] or "None", shared["answers"]

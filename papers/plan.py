@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from papers.serving import Server
 from reasonrag.core.errors import RunError
 from reasonrag.storage.files import require_json, write_json
 from reasonrag.storage.folder import Folder
@@ -23,11 +25,12 @@ class Stage:
     arguments: tuple[str, ...]  # what a person would type after `reasonrag`
     out: Path  # the folder or file that the command writes
     needs: tuple[Path, ...] = ()  # outputs of other commands that this one reads
+    serves: Path | None = None  # folder of the model that has to be served meanwhile
 
     @classmethod
-    def writing(cls, out: Path, *arguments: str, needs: tuple[Path, ...] = ()) -> Stage:
+    def writing(cls, out: Path, *arguments: str, needs: tuple[Path, ...] = (), serves: Path | None = None) -> Stage:
         """Return a command with `--out` at its end."""
-        return cls((*arguments, "--out", str(out)), out, needs)
+        return cls((*arguments, "--out", str(out)), out, needs, serves)
 
     @property
     def line(self) -> str:
@@ -41,9 +44,13 @@ class Plan:
     seconds of a command by its line, killed attempts included.
     """
 
-    def __init__(self, out: Path, stages: Sequence[Stage]) -> None:
-        """Bind a folder to all commands, which may extend the plan that the folder holds already."""
+    def __init__(self, out: Path, stages: Sequence[Stage], serve: str | None = None) -> None:
+        """Bind a folder to all commands, which may extend the plan that the folder holds already.
+
+        `serve` is the command of `Server`.
+        """
         self.stages = stages
+        self._server = Server(serve)
         self.out = out
         self._file = out / "plan.json"
         self._folder = Folder(out, "plan", self._file.name)
@@ -77,7 +84,7 @@ class Plan:
         exit_code = 0
         done = {stage.out for stage in self.stages if self.is_done(stage)}
         planned = {stage.out for stage in self.stages}
-        with self._folder.locked():
+        with self._folder.locked(), closing(self._server):
             for number, stage in enumerate(self.stages, 1):
                 mark = f"[{number}/{len(self.stages)}]"
                 missing = [path for path in stage.needs if path in planned and path not in done]
@@ -114,6 +121,7 @@ class Plan:
 
         handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
+            self._server.serve(stage.serves)
             show(f"{mark} $ {stage.line}")  # a signal from here on is passed on
             children.append(subprocess.Popen([sys.executable, "-m", "reasonrag", *stage.arguments]))
             if is_stopped:  # while the command was being started

@@ -1,7 +1,7 @@
-"""A real language model and real questions through the whole loop: demonstrations, SFT, trees, DPO, GRPO, evaluation.
+"""A real language model and real questions through the whole loop: demonstrations, SFT, rounds of trees and DPO, GRPO.
 
-The questions are those of HotpotQA, 2WikiMultiHopQA and MuSiQue in a folder of the user's, searched in the paragraphs
-that come with them. `prepare` cuts them into disjoint splits by a hash of their ids. No row of them is on the page.
+The questions are those of five data sets in a folder of the user's, searched in the passages that come with them.
+`prepare` cuts them into disjoint splits by a hash of their ids. No row of them is on the page.
 """
 
 from __future__ import annotations
@@ -10,100 +10,151 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from papers.comparison import BASE, NO_GUARDS, Paper, Scale
+from papers.comparison import BASE, NO_GUARDS, Paper, Scale, evaluation_of
 from papers.plan import Stage
+from papers.serving import ADDRESS
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import redact_data
+from reasonrag.core.text import common_text, redact_data
 from reasonrag.storage.files import write_json, write_text, writing
 
-DATA_SETS = ("hotpotqa", "2wikimultihopqa", "musique")
-# Each split ends at this number in [0, 1), the hash of a question's id.
-SPLITS = {"demonstrations": 0.45, "search": 0.77, "test": 1.0}
-# Questions and passages of our own, so that a page can show a tree. They are searched and trained on with the others.
-OURS = "ours"
-_QUESTIONS = (
-    ("windows", "In which town was the artist born who made the windows of Vardal Library?", "Lillesand"),
-    ("bridges", "Which bridge was opened first, Harrow Bridge or Tamsin Bridge?", "Tamsin Bridge"),
-    ("organ", "Who built the organ of the church that Otto Brandt designed?", "Ines Carvalho"),
-)
-_PASSAGES = (
-    "Vardal Library\nVardal Library is a public library opened in 1987. Its windows were made by Maren Holt.",
-    "Maren Holt\nMaren Holt is a glass artist. She was born in Lillesand in 1951 and works in Bergen.",
-    "Lillesand Museum\nLillesand Museum shows boats and sails. It stands near Vardal Square.",
-    "Harrow Bridge\nHarrow Bridge crosses the river Enn. It was opened in 1931.",
-    "Tamsin Bridge\nTamsin Bridge is a stone bridge over the river Enn, opened in 1874.",
-    "Otto Brandt\nOtto Brandt was an architect. He designed the church of Saint Olga and two schools.",
-    "Saint Olga\nSaint Olga is a church of 1902. Its organ, with 41 stops, was built by Ines Carvalho.",
-)
-_BATCH = 6  # examples per optimizer step
-_STEPS = {"sft": 200, "sft-chosen": 40, "dpo": 50, "dpo-alpha1": 50, "grpo": 10}
-_RATES = {"sft": "3e-4", "sft-chosen": "2e-4", "dpo": "5e-5", "dpo-alpha1": "5e-5"}
-_SEARCHED = ("--top-k", "2", "--set", "retrieval.max_passage_chars=300", "--max-turns", "5")
-_MAX_TOKENS = 192  # of a step; the longest demonstration has 170
-_ACTING = ("--max-tokens", str(_MAX_TOKENS), "--set", "policy.dtype=bfloat16")
-_FEW = ("--min-examples", "1", "--min-questions", "1")  # the comparison is of what so few pairs do
-_DEMONSTRATED = 6  # questions that the reader demonstrates for each one that the policy searches a tree of
+DATA_SETS = ("hotpotqa", "2wikimultihopqa", "musique", "nq", "popqa")
+# Each split ends at this number in [0, 1), the hash of a question's id. Rates and rules are chosen on `dev`.
+SPLITS = {"demonstrations": 0.26, "search-1": 0.39, "search-2": 0.52, "search-3": 0.64, "dev": 0.705, "test": 1.0}
+_SEARCHED = ("--top-k", "3", "--set", "retrieval.max_passage_chars=450", "--max-turns", "8")
+_MAX_TOKENS = 192  # of a step
+# Trees, each of a policy's own on a part of the questions that nothing before has seen.
+_TREES = {
+    "demonstrations": ("reader", "demonstrations"),
+    "trees": ("sft", "search-1"),
+    "trees-reader": ("reader", "search-1"),
+    "trees-2": ("dpo", "search-2"),
+    "trees-3": ("dpo-2", "search-3"),
+}
+_PAIRS = {"pairs-outcome": ("--level", "trajectory"), "pairs-alpha1": ("--alpha", "1")}  # other pairs of `trees`
+_TRAJECTORIES = ("--examples", "trajectories", "--test-share", "0.05")
+_DPO = ("--learning-rate", "2e-6", "--beta", "0.1")
+# Policies in the order of training: what each begins with, what it learns, and how.
+_TRAINED = {
+    "sft": (BASE, "demonstrations", (*_TRAJECTORIES, "--learning-rate", "2e-5")),
+    "dpo": ("sft", "trees", _DPO),
+    "dpo-outcome": ("sft", "pairs-outcome", _DPO),
+    "dpo-alpha1": ("sft", "pairs-alpha1", _DPO),
+    "rejection": ("sft", "trees", (*_TRAJECTORIES, "--learning-rate", "5e-6")),
+    "sft-chosen": ("sft", "trees", ("--learning-rate", "5e-6")),
+    "dpo-reader": ("sft", "trees-reader", _DPO),
+    "dpo-2": ("dpo", "trees-2", _DPO),
+    "dpo-3": ("dpo-2", "trees-3", _DPO),
+}
+_ONLINE = {"grpo-outcome": ("--reward", "outcome"), "grpo-step": ("--reward", "spre", "--credit", "step")}
+_ONLINE_STEPS = 20
+_PROMPTED = {"direct": "Direct", "rag": "RAG", "ircot": "IRCoT", "search-o1": "SearchO1"}
+_FEW = ("--min-questions", "1")  # whatever comes of so few is a result
+_SHARED = ("demonstrations", "sft")  # all seeds have those of the first
 
 
 def real_training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
-    """Yield demonstrations, SFT on them, trees of that policy, and what is trained on their pairs."""
-    limit, iterations = scale.questions or 0, scale.iterations or 0
-    demonstrations, trees, sft = folder / "demonstrations", folder / "trees", folder / "sft"
-    alpha1 = folder / "pairs-alpha1"
-
-    def searched(out: Path, split: str, limit: int, *arguments: str, needs: tuple[Path, ...] = ()) -> Stage:
-        sets = (*_questions(folder, split), "--limit", str(limit), *_SEARCHED)
-        return Stage.writing(out, "build-tree", *sets, "--lag", "0", "--seed", str(seed), *arguments, needs=needs)
-
-    def trained(name: str, model: Path, data: Path) -> Stage:
-        is_first, is_dpo = name == "sft", name.startswith("dpo")
-        start = (str(model), *_template(paper), "--examples", "trajectories") if is_first else (str(model / "merged"),)
-        steps = min(_STEPS[name], scale.max_steps or _STEPS[name])
-        arguments = ["dpo" if is_dpo else "sft", "train", "--data", str(data), "--model", *start]
-        arguments += ["--learning-rate", _RATES[name], "--batch-size", "1", "--accumulation", str(_BATCH)]
-        arguments += [*(("--beta", "0.1") if is_dpo else ()), "--set", f"max_steps={steps}", "--save-steps", "10"]
-        arguments += ["--set", "trainer.logging_steps=2", "--merge", "--seed", str(seed), *_FEW]
-        return Stage.writing(folder / name, *arguments, needs=(data,) if is_first else (data, model))
-
-    reader = ("--policy", "extractive", "--prompts", "brief", "--iterations", str(2 * iterations))
-    yield searched(demonstrations, "demonstrations", _DEMONSTRATED * limit, *reader)
-    yield trained("sft", folder.parent / "model", demonstrations)
-    shape = ("--iterations", str(iterations), "--rollouts", "1", "--max-children", "2", "--test-share", "0")
-    yield searched(trees, "search", limit, "--policy", f"hf:{sft / 'merged'}", *_ACTING, *shape, needs=(sft,))
-    for name in ("sft-chosen", "dpo"):
-        yield trained(name, sft, trees)
-    yield Stage.writing(alpha1, "pairs", str(trees), "--alpha", "1", needs=(trees,))
-    yield trained("dpo-alpha1", sft, alpha1)
-    dpo = folder / "dpo"
-    steps = min(_STEPS["grpo"], scale.max_steps or _STEPS["grpo"])
-    arguments = ["rl", "train", *_questions(folder, "search"), *_SEARCHED, "--model", str(dpo / "merged")]
-    arguments += ["--reward", "spre", "--method", "lora", "--learning-rate", "5e-5", "--max-steps", str(steps)]
-    arguments += ["--questions-per-step", "4", "--group-size", "4", "--batch-size", "4", "--save-steps", "1", "--merge"]
-    arguments += ["--seed", str(seed), "--min-questions", "1"]
-    settings = (f"rollout.max_tokens={_MAX_TOKENS}", "rollout.batch_size=16", "validation.steps=0", *NO_GUARDS)
-    for setting in settings:
-        arguments += ["--set", setting]
-    yield Stage.writing(folder / "grpo", *arguments, needs=(dpo,))
+    """Yield demonstrations, SFT on them, and what is trained on trees of that policy, round after round."""
+    plan = _Seed(paper, folder, seed, scale)
+    made = set(_SHARED) if seed else set()
+    for name, (_, data, _) in _TRAINED.items():
+        trees = "trees" if data in _PAIRS else data
+        for needed, make in ((trees, plan.trees), (data, plan.pairs), (name, plan.trained)):
+            if needed not in made:
+                yield make(needed)
+                made.add(needed)
+    yield from map(plan.online, _ONLINE)
 
 
 def real_evaluation(paper: Paper, folder: Path, name: str, seed: int, scale: Scale) -> Stage:
-    """Return the command that evaluates a variant, or the model itself, on the test questions."""
-    spec = folder.parent / "model" if name == BASE else folder / name / "merged"
-    arguments = ("eval", *_questions(folder, "test"), "--limit", str(scale.test_questions), *_SEARCHED, *_ACTING)
-    # A base model writes no step that can be read, and that is a result.
-    base = (*_template(paper), "--max-unreadable", "1") if name == BASE else ()
-    temperatures = "0,1" if paper.sampled is None or name in paper.sampled else "0"
-    policy = ("--policy", f"{name}=hf:{spec}", "--prompts", "brief", *base)
-    decoding = ("--temperature", temperatures, "--seed", str(seed))
-    needs = () if name == BASE else (folder / name,)
-    return Stage.writing(folder / "eval" / name, *arguments, *policy, *decoding, needs=needs)
+    """Return the command that evaluates a policy on the test questions."""
+    return _Seed(paper, folder, seed, scale).evaluated(name)
 
 
-def _template(paper: Paper) -> tuple[str, ...]:
-    return ("--chat-template", paper.chat_template) if paper.chat_template else ()
+@dataclass(frozen=True, slots=True)
+class _Seed:
+    """The commands of one seed."""
+
+    paper: Paper
+    folder: Path
+    seed: int
+    scale: Scale
+
+    def at(self, name: str) -> Path:
+        """Return the folder of a stage."""
+        return (self.folder.parent / "seed-0" if name in _SHARED else self.folder) / name
+
+    def weights(self, name: str) -> Path:
+        if name == BASE:
+            return self.folder.parent / "model"
+        return self.at(name) / "merged" if name in _ONLINE else self.at(name)
+
+    def trees(self, name: str) -> Stage:
+        policy, split = _TREES[name]
+        iterations = (self.scale.iterations or 0) * (3 if policy == "reader" else 1)
+        shape = ("--iterations", str(iterations), "--lag", "0", "--test-share", "0")
+        questions = self._questions(split, self.scale.questions)
+        return self._acting(self.at(name), policy, "build-tree", *questions, *shape)
+
+    def pairs(self, name: str) -> Stage:
+        trees = self.at("trees")
+        return Stage.writing(self.at(name), "pairs", str(trees), *_PAIRS[name], "--test-share", "0", needs=(trees,))
+
+    def trained(self, name: str) -> Stage:
+        start, data, how = _TRAINED[name]
+        arguments = ["dpo" if name.startswith("dpo") else "sft", "train", "--data", str(self.at(data))]
+        arguments += ["--model", str(self.weights(start)), *(self._template() if start == BASE else ())]
+        arguments += ["--method", "full", *how, "--batch-size", "1", "--accumulation", "8", "--save-steps", "15"]
+        arguments += ["--min-examples", "1", *_FEW]
+        arguments += ["--set", f"max_steps={self.scale.max_steps or -1}", "--seed", str(self.seed)]
+        needs = [self.at(part) for part in (data, start) if part != BASE]
+        return Stage.writing(self.at(name), *arguments, needs=tuple(needs))
+
+    def online(self, name: str) -> Stage:
+        arguments = ["rl", "train", *self._questions("search-2", self.scale.questions), *_ONLINE[name]]
+        arguments += ["--model", str(self.weights("sft")), "--format", "reasonrag", "--prompts", "brief"]
+        arguments += ["--method", "lora", "--learning-rate", "2e-5", "--group-size", "8", "--questions-per-step", "4"]
+        arguments += ["--max-steps", str(self.scale.max_steps or _ONLINE_STEPS), "--batch-size", "4"]
+        arguments += ["--save-steps", "1", "--merge", "--seed", str(self.seed), *_FEW]
+        settings = (f"rollout.max_tokens={_MAX_TOKENS}", "rollout.batch_size=16", "validation.steps=0", *NO_GUARDS)
+        for setting in settings:
+            arguments += ["--set", setting]
+        return Stage.writing(self.at(name), *arguments, needs=(self.at("sft"),))
+
+    def evaluated(self, name: str) -> Stage:
+        form = ("--format", f"python:papers.baselines:{_PROMPTED[name]}") if name in _PROMPTED else ()
+        is_sampled = self.paper.sampled is None or name in self.paper.sampled
+        # A base model writes no step that can be read, and that is a result.
+        how = ("--temperature", "0,1" if is_sampled else "0", "--max-unreadable", "1", *form)
+        arguments = ("eval", *self._questions("test", self.scale.test_questions), *how)
+        policy = BASE if name in _PROMPTED else name
+        return self._acting(evaluation_of(self.folder, name), policy, *arguments, label=f"{name}=")
+
+    def _acting(self, out: Path, policy: str, *arguments: str, label: str = "") -> Stage:
+        """Return a command in which a policy acts: served if there is a server, or in the command's own process."""
+        prompts = () if policy == BASE else ("--prompts", "brief")
+        acting = (*arguments, *prompts, "--max-tokens", str(_MAX_TOKENS), "--seed", str(self.seed), "--policy")
+        if policy == "reader":
+            return Stage.writing(out, *acting, f"{label}extractive")
+        model, needs = self.weights(policy), () if policy == BASE else (self.at(policy),)
+        if self.paper.is_served:
+            return Stage.writing(out, *acting, f"{label}{ADDRESS}", "--wait", "600", needs=needs, serves=model)
+        template = self._template() if policy == BASE else ()
+        own = (f"{label}hf:{model}", "--set", "policy.dtype=bfloat16", *template)
+        return Stage.writing(out, *acting, *own, needs=needs)
+
+    def _template(self) -> tuple[str, ...]:
+        return ("--chat-template", self.paper.chat_template) if self.paper.chat_template else ()
+
+    def _questions(self, split: str, limit: int | None) -> tuple[str, ...]:
+        """Return the options that name the questions of a split, at most `limit` of each set, and the corpus."""
+        data = self.folder.parent / "data"
+        sets = ",".join(str(data / split / f"{name}.jsonl") for name in DATA_SETS)
+        limited = () if limit is None else ("--limit", str(limit))
+        return ("--dataset", sets, "--corpus", str(data / "corpus.jsonl.gz"), *limited, *_SEARCHED)
 
 
 def prepare(model: Path, data: Path, out: Path) -> None:
@@ -122,15 +173,15 @@ def prepare(model: Path, data: Path, out: Path) -> None:
         raise DataError(f"{model} is no folder of a transformers model: it has no config.json; give one as --model")
     splits: dict[str, dict[str, list[dict[str, Any]]]] = {split: {} for split in SPLITS}
     corpus: dict[str, dict[str, Any]] = {}
+    asked: set[str] = set()
     for name in DATA_SETS:
         for row in _rows(data / "questions" / f"{name}.jsonl"):
-            if row.get("metadata", {}).get("answerable") is not False:
+            text = common_text(row["question"])
+            if text not in asked and _is_answered(row.get("metadata", {})):
+                asked.add(text)
                 splits[split_of(name, row["id"])].setdefault(name, []).append(row)
         for row in _rows(data / "corpus" / f"{name}.jsonl.gz"):
             corpus.setdefault(row["contents"], row)
-    splits["search"][OURS] = [{"id": id, "question": text, "golden_answers": [gold]} for id, text, gold in _QUESTIONS]
-    for number, contents in enumerate(_PASSAGES):
-        corpus[contents] = {"id": f"{OURS}-{number}", "contents": contents}
     for split, by_set in splits.items():
         if empty := [name for name in DATA_SETS if name not in by_set]:
             raise DataError(f"{data}: no question of {empty[0]} falls into the split {split}; give more questions")
@@ -144,6 +195,12 @@ def prepare(model: Path, data: Path, out: Path) -> None:
     write_json(out / "data" / "splits.json", counts | {"passages": len(corpus), "shared": _shared_passages(splits)})
     (out / "model").unlink(missing_ok=True)
     (out / "model").symlink_to(model.resolve(), target_is_directory=True)
+
+
+def _is_answered(metadata: Mapping[str, Any]) -> bool:
+    """Return whether the passages hold what a question needs, as far as the data set says."""
+    marked = [metadata[key] for key in ("gold_ids", "answer_bearing_ids") if key in metadata]
+    return metadata.get("answerable") is not False and (not marked or any(marked))
 
 
 def split_of(dataset: str, question_id: str) -> str:
@@ -180,11 +237,3 @@ def _shared_passages(splits: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -
         support[split] = [set(row.get("metadata", {}).get("gold_ids", ())) for row in rows]
     trained = set().union(*(ids for split in SPLITS if split != "test" for ids in support[split]))
     return sum(not trained.isdisjoint(ids) for ids in support["test"])
-
-
-def _questions(folder: Path, split: str) -> tuple[str, ...]:
-    """Return the options that name the questions of a split and the corpus; `folder` is that of a seed."""
-    data = folder.parent / "data"
-    names = (*DATA_SETS, OURS) if split == "search" else DATA_SETS
-    sets = ",".join(str(data / split / f"{name}.jsonl") for name in names)
-    return ("--dataset", sets, "--corpus", str(data / "corpus.jsonl.gz"))

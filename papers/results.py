@@ -55,8 +55,10 @@ def summarise(paper: Paper, plan: Plan, scale: Scale, rows: Evaluated) -> Result
     trained: dict[str, dict[int, Results]] = {}
     for variant in paper.variants:
         for seed in seeds.get(variant.name, ()):
-            summary = require_json(plan.out / f"seed-{seed}" / variant.name / "training.json", _ADVICE)
-            trained.setdefault(variant.name, {})[seed] = summary
+            folder = plan.out / f"seed-{seed}" / variant.name
+            if any(stage.out == folder for stage in plan.stages):  # a rival may only be prompted
+                summary = require_json(folder / "training.json", _ADVICE)
+                trained.setdefault(variant.name, {})[seed] = summary
     curves: Results = {key: {} for key in paper.curves}
     for variant in paper.variants:
         histories = [summary["history"] for summary in trained.get(variant.name, {}).values()]

@@ -44,7 +44,7 @@ NOT_RUN = {
     "source": "what CI does by its paths",
     "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
     "python -m verl.trainer.main_ppo": "needs GPUs; tests/peers/check_verl.py gives verl's own classes what it reads",
-    "python -m papers real": "eleven commands; tests/papers/test_run_real.py runs it",
+    "python -m papers real": "dozens of commands; tests/papers/test_run_real.py runs it",
     "python -m contrib.verl": "hotpotqa is not here; tests/contrib/test_verl.py exports the demo",
     "python -m contrib.record": "does not end; tests/contrib/test_record.py records",
     "trl dpo": "TRL's own; tests/e2e/test_dataset.py gives it our pairs",

@@ -1,29 +1,35 @@
-"""Questions and passages of a real comparison: disjoint splits, one corpus, and what is wrong with a folder."""
+"""A real comparison: disjoint splits and one corpus, what is wrong with a folder, and who is served when."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from papers import PAPERS
 from papers.comparison import stages
-from papers.real import DATA_SETS, OURS, SPLITS, prepare, split_of
+from papers.real import DATA_SETS, SPLITS, prepare, split_of
+from papers.serving import ADDRESS, Server
 from reasonrag.core.errors import DataError
 from reasonrag.storage.questions import load_questions
+from tests.e2e.product import wait_until
 
 
-def write_data(folder: Path, questions: int = 40) -> Path:
-    """Three invented data sets whose questions and passages have the same ids, and a model's folder beside them."""
+def write_data(folder: Path, questions: int = 120) -> Path:
+    """Invented data sets whose questions and passages have the same ids, and a model's folder beside them."""
     for name in DATA_SETS:
         (folder / "questions").mkdir(parents=True, exist_ok=True)
         (folder / "corpus").mkdir(exist_ok=True)
         with (folder / "questions" / f"{name}.jsonl").open("w") as file:
             for number in range(questions):
-                gold = {"gold_ids": [f"p{number // 2}"], "answerable": number != 3}
-                row = {"id": f"q{number}", "question": f"{name} {number}?", "golden_answers": ["x"], "metadata": gold}
+                gold = {"gold_ids": [f"p{number // 2}"] if number != 4 else [], "answerable": number != 3}
+                asked = f"{name} {max(number, 1)}?"  # the first two are the same
+                row = {"id": f"q{number}", "question": asked, "golden_answers": ["x"], "metadata": gold}
                 file.write(json.dumps(row) + "\n")
         with gzip.open(folder / "corpus" / f"{name}.jsonl.gz", "wt") as file:
             for number in range(questions):
@@ -42,11 +48,10 @@ def test_every_question_is_in_one_split_and_every_passage_once(tmp_path):
             for question in questions:
                 assert where.setdefault((name, question.id), split) == split == split_of(name, question.id)
                 assert question.dataset == name
-    assert len(where) == 3 * 39  # one is unanswerable
+    assert len(where) == 5 * 117  # one is unanswerable, one has no passage, one is asked twice
     with gzip.open(tmp_path / "out" / "data" / "corpus.jsonl.gz", "rt") as lines:
         passages = [json.loads(line) for line in lines]
-    ours = [passage for passage in passages if passage["id"].startswith(OURS)]
-    assert len(passages) == 40 + len(ours) == len({passage["contents"] for passage in passages})
+    assert len(passages) == 120 == len({passage["contents"] for passage in passages})
     counts = json.loads((tmp_path / "out" / "data" / "splits.json").read_text())
     assert counts["passages"] == len(passages) and 0 < counts["shared"] <= sum(counts["test"].values())
     assert (tmp_path / "out" / "model").resolve() == data.resolve()
@@ -68,11 +73,34 @@ def test_what_is_wrong_with_the_model_or_the_data_is_said(tmp_path, break_it, sa
         prepare(data, data, tmp_path / "out")
 
 
-def test_no_command_trains_on_what_is_evaluated_or_names_a_place_outside_its_folder():
-    plan = stages(PAPERS["real"], Path("OUT"), PAPERS["real"].scale)
+def test_no_command_trains_on_what_is_evaluated_or_on_questions_of_another_round():
+    plan = stages(PAPERS["real"], Path("OUT"), replace(PAPERS["real"].scale, seeds=2))
     for stage in plan:
-        assert ("data/test/" in stage.line) == (stage.arguments[0] == "eval")
+        assert ("data/test/" in stage.line) == (stage.arguments[0] == "eval") and "data/dev/" not in stage.line
         assert not any(argument.startswith("/") for argument in stage.arguments)
-    line_of = {stage.out.name: stage.line for stage in plan if stage.out.parent.name == "seed-0"}
-    assert "data/demonstrations/" in line_of["demonstrations"]
-    assert "data/search/" in line_of["trees"] and "data/search/" in line_of["grpo"]
+    asked = {stage.out.name: stage.arguments[2] for stage in plan if stage.arguments[0] == "build-tree"}
+    splits = {name: Path(sets.split(",")[0]).parent.name for name, sets in asked.items()}
+    assert splits.pop("trees-reader") == splits["trees"] and len(set(splits.values())) == len(splits)
+    assert sum(stage.out == Path("OUT/seed-0/sft") for stage in plan) == 1, "the seeds share the cold start"
+    assert sum("--policy sft=" in stage.line for stage in plan) == 2, "and each evaluates it"
+
+
+def test_a_served_policy_is_asked_by_address_while_its_folder_is_served():
+    plan = stages(replace(PAPERS["real"], is_served=True), Path("OUT"), PAPERS["real"].scale)
+    served = {stage.out: stage for stage in plan if stage.serves is not None}
+    assert all(ADDRESS in stage.line for stage in served.values()) and "hf:" not in "".join(s.line for s in plan)
+    assert served[Path("OUT/seed-0/trees-2")].serves == Path("OUT/seed-0/dpo")
+    assert served[Path("OUT/seed-0/eval/rag")].serves == Path("OUT/model")
+    assert not any(stage.serves for stage in plan if "train" in stage.arguments or "extractive" in stage.line)
+
+
+def test_one_model_is_served_at_a_time_and_none_after_the_process_that_asked(tmp_path):
+    """A command that writes who is served until it is stopped; SIGKILL of the asking process stops it too."""
+    command = f'sh -c \'trap "echo end {{model}} >> {tmp_path}/said; exit" TERM; echo {{model}} >> {tmp_path}/said; '
+    command += "while :; do sleep 0.05; done'"
+    code = "import sys, os, signal, time; from pathlib import Path; from papers.serving import Server; "
+    code += f"server = Server(sys.argv[1]); said = Path({str(tmp_path / 'said')!r}); "
+    code += "[(server.serve(Path(name)), time.sleep(0.5)) for name in 'aab']; os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", code, command], check=False, timeout=60)
+    wait_until(lambda: (tmp_path / "said").read_text().split("\n")[:-1] == ["a", "end a", "b", "end b"])
+    Server(None).serve(Path("a"))
