@@ -79,7 +79,7 @@ def _by_name(key: str) -> Callable[[F], F]:
         "--allow-prompt-mismatch", "differently", is_flag=True, help="Compare policies that are prompted differently."
     ),
     settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind"),
-    settings("Config", "format.prompts", "policy.max_tokens"),
+    settings("Config", "format.prompts", "format.open_tags", "policy.max_tokens"),
     click.option(
         "--judged", type=_NAMES, metavar="NAMES", help="Metrics for the judge: some of lasj,osr,usr (default: all)."
     ),

@@ -35,9 +35,10 @@ _PAIRS = ("pairs.min_margin", "pairs.min_confidence", "pairs.reward", "pairs.tes
 @settings("Config", "search.iterations", "value.kind", "value.rollouts", "seed", "policy.concurrency")
 @rare(
     settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind", "policy.card"),
-    settings("Config", "policy.chat_template", "policy.max_tokens", "format.prompts", "format.max_steps"),
-    settings("Config", "search.recording", "search.lag", "search.max_calls", "search.max_children"),
-    settings("Config", "search.selection", "value.alpha", *_PAIRS, "choice.prm", "choice.candidates"),
+    settings("Config", "policy.chat_template", "policy.max_tokens", "format.prompts", "format.open_tags"),
+    settings("Config", "format.max_steps", "search.recording", "search.lag", "search.max_calls"),
+    settings("Config", "search.max_children", "search.selection", "value.alpha"),
+    settings("Config", *_PAIRS, "choice.prm", "choice.candidates"),
     settings("Config", "run", "policy.input_price", "policy.output_price"),
     SHARD,
 )

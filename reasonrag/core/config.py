@@ -201,6 +201,9 @@ class SearchConfig(Section):
 
     recording: str | None = execution(
         None,
+    open_tags: bool = setting(
+        False, "open the tag for the policy in steps with one valid action (format reasonrag)", "--open-tags"
+    )
         "folder that contrib.record wrote: branch each step of an agent's conversations (needs format tool_calls)",
         "--recording",
     )
@@ -408,7 +411,7 @@ OWN_PROMPTS = "prompts"  # the folder next to the card with prompts that are not
 _FINGERPRINT = "prompts_fingerprint"
 # What a policy's folder may set. A folder may come from anywhere: it can name neither code nor a path.
 CARRIED = {
-    "format": {"name", "prompts", "max_steps", "tool_parser"},
+    "format": {"name", "prompts", "max_steps", "tool_parser", "open_tags"},
     "retrieval": {"top_k", "passage_order", "max_passage_chars"},
     "policy": {"max_tokens"},
 }
@@ -436,7 +439,7 @@ class PolicyCard:
         for section, names in sorted(CARRIED.items()):
             carried[section] = {}
             for name in sorted(names):
-                value = config[section].get(name)
+                value = config[section].get(name) or None
                 # A custom format is code, which a downloaded
                 # folder must not name: the user has to ask for it.
                 if value is not None and not str(value).startswith("python:"):

@@ -355,6 +355,8 @@ class ExtractiveLLM:
             ) from error
         prompt_words = sum(len(message.content.split()) for message in prompt.messages)
         text = _Reader(view, sampling.temperature, sampling.seed or 0).write()
+        if prompt.prefix:  # its tag is open already
+            text = text.rpartition(prompt.prefix[prompt.prefix.rfind("<") :])[2]
         return Completion(text, prompt_tokens=prompt_words, completion_tokens=len(text.split()))
 
     async def aclose(self) -> None:

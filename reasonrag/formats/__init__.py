@@ -43,6 +43,10 @@ def open_format(config: Config, *, warn: bool = True) -> Format:
     """
     name = config.format.name
     options: dict[str, Any] = {"parser": _tool_parser(config)} if name == ToolCallsFormat.name else {}
+    if config.format.open_tags:
+        if name != ReasonRAGFormat.name:
+            raise ConfigError(f"--open-tags is for the steps of format reasonrag; leave it out for {name}")
+        options["open_tags"] = True
     options |= _shown(config)
     prompts = PromptSet.find(config.format.prompts)
     format: Format

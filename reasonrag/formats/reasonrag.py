@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from reasonrag.core.text import quotable
 from reasonrag.core.types import (
@@ -18,13 +18,19 @@ from reasonrag.core.types import (
     Prompt,
     Question,
     Search,
+    Span,
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage, last_tag
+from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage, fingerprint, last_tag
 
 _TAGS = ("query", "evidence", "answer")
 _ALLOWED = {Stage.REASONING: ("query", "answer"), Stage.GROUNDING: ("evidence",)}
+# The last line of these steps as the default prompts ask for it, up to what the policy writes in its tag.
+_OPENINGS = {
+    "evidence": "Based on the query, the relevant evidence is <evidence>",
+    "answer": "So the answer is <answer>",
+}
 # "put it between <answer> and </answer>", echoed from an instruction, reads as the answer "and".
 ECHOES = frozenset({"and", "QUERY", "ANSWER", "EVIDENCE"})
 
@@ -36,6 +42,9 @@ class ReasonRAGFormat(InstructedFormat):
     the stage's own text as the last lines of the user turn: one prompt of a trajectory
     and the next then begin alike up to the newest thought, and an engine computes
     those tokens once. A set without it has the stage's text as the system prompt.
+
+    With `open_tags`, the prompt of a step with one valid action (passages are read, an
+    answer is demanded) opens its tag: a model that was never trained leaves it out.
     """
 
     name = "reasonrag"
@@ -43,6 +52,16 @@ class ReasonRAGFormat(InstructedFormat):
     instructions: ClassVar[tuple[str, ...]] = ("reasoning", "grounding", "answer")
     optional: ClassVar[tuple[str, ...]] = ("system",)
     asks: ClassVar[str] = "<query>"  # the tag before a query; the text before the tag is the policy's reasoning
+
+    def __init__(self, *args: Any, open_tags: bool = False, **options: Any) -> None:
+        """Read the instructions as the base class does."""
+        super().__init__(*args, **options)
+        self.openings = _OPENINGS if open_tags else {}
+
+    @property
+    def fingerprint(self) -> str:
+        closed = super().fingerprint
+        return fingerprint(closed, *self.openings.values()) if self.openings else closed
 
     def stage(self, steps: Sequence[Step]) -> Stage:
         """Return what comes after `steps`. A step that could not be parsed leaves the stage as it was."""
@@ -74,7 +93,7 @@ class ReasonRAGFormat(InstructedFormat):
         passages = None
         for step in steps:
             if not isinstance(step.action, Malformed):
-                thoughts.append(thought(step.completion.text))
+                thoughts.append(thought(step.prompt.prefix + step.completion.text))
             if isinstance(step.action, Search):
                 passages = step.passages
         if final:
@@ -86,6 +105,8 @@ class ReasonRAGFormat(InstructedFormat):
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse the last well-formed tag; one that the stage does not allow is `Malformed`. Never raises."""
         allowed = ("answer",) if final else _ALLOWED[self.stage(steps)]
+        if len(allowed) == 1:
+            completion = self.openings.get(allowed[0], "") + completion
         last = last_tag(completion, _TAGS)
         if last is None:
             is_open = any(f"<{tag}>" in completion for tag in _TAGS)
@@ -138,11 +159,14 @@ class ReasonRAGFormat(InstructedFormat):
                 user += [title.rstrip(), text]
             if not passages:
                 user.append("None found.")
+        opening = self.openings.get(stop[0].strip("</>")) if len(stop) == 1 else None
         # With a shared system prompt, prompts begin alike up to the newest thought.
         system = self.texts[stage]
         if shared := self.texts.get("system"):
             user, system = [*user, "", system], shared
-        return Prompt((Message("system", system), Message("user", "\n".join(user))), stop=stop)
+        return Prompt(
+            (Message("system", system), Message("user", "\n".join(user))), (Span(opening),) if opening else (), stop
+        )
 
 
 def thought(text: str) -> str:
@@ -176,7 +200,8 @@ def read(prompt: Prompt) -> View:
     question, *lines = prompt.messages[-1].content.split("\n")
     if not question.startswith("Question: "):
         raise ValueError("not a prompt of the reasonrag format: its last message does not open with 'Question: '")
-    if turn := [line for line in prompt.prefix.split("\n") if line.strip()]:
+    turn = [line for line in prompt.prefix.split("\n") if line.strip()]
+    if turn and prompt.prefix not in _OPENINGS.values():
         lines += ["Turn:", *turn]
     # Thoughts end at the documents or at the empty line before an instruction; none of them is empty.
     thoughts = list(itertools.takewhile(lambda line: line not in ("Documents:", ""), lines))

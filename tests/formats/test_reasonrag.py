@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -117,6 +118,32 @@ def test_reasoning_steps_are_read(text, action):
 )
 def test_grounding_steps_are_read(text, action):
     assert FORMAT.parse(text, SEARCHED) == action
+
+
+@pytest.mark.parametrize(
+    ("text", "final", "action"),
+    [
+        ("by Spielberg</evidence>", False, Note("by Spielberg")),
+        ("None</evidence>", False, Note("")),
+        ("So <evidence>by Spielberg</evidence>", False, Note("by Spielberg")),  # opened once more
+        ("by Spielberg", False, Malformed("unclosed_tag")),
+        ("<query>Jaws</query>", False, Malformed("unexpected_query")),
+        ("Spielberg</answer>", True, Answer("Spielberg", forced=True)),
+    ],
+)
+def test_a_tag_that_the_prompt_opens_is_read_with_it_and_shown_as_one(text, final, action):
+    opened = ReasonRAGFormat(open_tags=True)
+    prompt = opened.prompt(QUESTION, SEARCHED, final=final)
+    assert prompt.messages == FORMAT.prompt(QUESTION, SEARCHED, final=final).messages
+    assert prompt.prefix.endswith("<answer>" if final else "<evidence>") and read(prompt) == read(
+        replace(prompt, turn=())
+    )
+    assert opened.parse(text, SEARCHED, final=final) == action
+    assert opened.fingerprint != FORMAT.fingerprint
+    if isinstance(action, Note):
+        noted = opened.prompt(QUESTION, (*SEARCHED, Step(prompt, Completion(text), action)))
+        assert prompt.prefix + text in noted.messages[1].content
+        assert noted.turn == ()  # it may search or answer, and has to say which
 
 
 def test_only_an_answer_is_taken_when_an_answer_is_forced():
