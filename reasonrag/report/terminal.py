@@ -14,7 +14,7 @@ from rich.text import Text
 from rich.tree import Tree as Drawing
 
 from reasonrag.core.table import Table
-from reasonrag.core.text import one_line, printable
+from reasonrag.core.text import one_line, printable, quoted
 from reasonrag.report.trees import QuestionTree
 from reasonrag.storage.parquet import Row
 
@@ -94,7 +94,10 @@ def _counts(metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:
 
     groups = {"of": questions["by_dataset"], "with_pairs": pairs["questions"], "failed": questions["failed"]}
     add("questions", questions["total"], **groups)
-    add("nodes", trees.get("nodes", 0), action=trees.get("by_action", {}), malformed=trees.get("malformed", {}))
+    unread = {}
+    for reason, count in trees.get("malformed", {}).items():
+        unread[f"{reason}, as {quoted(metrics['unreadable'].get(reason, ''))}"] = count
+    add("nodes", trees.get("nodes", 0), action=trees.get("by_action", {}), malformed=unread)
     add("answers", trees.get("complete_trajectories", 0))
     add("pairs", pairs.get("total", 0), type=pairs.get("by_type", {}), steps_before=pairs.get("by_depth", {}))
     return rows
@@ -118,7 +121,8 @@ def _node(row: Row, best: bool) -> Text:
     text.append(f"  {_scores(row)}", style="cyan")
     text.append(f" → {_inert(row['stage'])}  node {row['node_id']}", style="dim")
     text.append("\n" if row["f1"] is None else f"\nF1={_number(row['f1'])}  ")
-    text.append(_inert(row["content"])[:_LONGEST_CONTENT])
+    said = f"{row['content']}: {row['text']}" if row["action"] == "malformed" else row["content"]
+    text.append(_inert(said)[:_LONGEST_CONTENT])
     return text
 
 

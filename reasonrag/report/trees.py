@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import DataError
+from reasonrag.core.text import excerpt
 from reasonrag.spre.estimate import check_tree
 from reasonrag.storage.files import read_json
 from reasonrag.storage.folder import read_run
@@ -162,7 +163,8 @@ def stats(run: Path) -> dict[str, Any]:
     Returns:
         `questions`, `trees`, `pairs`, `calls` and `seconds` of `run.json`, and `distributions` over
         answers, nodes or pairs. `questions` also has the trees `by_dataset`; `pairs` also has the
-        `questions` with pairs by data set.
+        `questions` with pairs by data set. `unreadable` has the
+        beginning of a step for each reason why steps could not be read.
 
     Raises:
         RunError: the folder holds no finished run.
@@ -187,6 +189,7 @@ class RunCounts:
         self.values: dict[str, list[float]] = {name: [] for name in names}
         self._trees: Counter[str] = Counter()  # by data set
         self._trees_with_pairs: Counter[str] = Counter()
+        self._unreadable: dict[str, str] = {}  # by reason, the first step that could not be read
 
     def add(self, tree: QuestionTree) -> None:
         """Count one more tree, its nodes and its pairs."""
@@ -199,6 +202,8 @@ class RunCounts:
             # Searches and the answer (Algorithm 1). The paper does
             # not define its iterations; they start at 1, too.
             self._add("rounds", None if row["f1"] is None else searches + 1)
+            if row["action"] == "malformed":
+                self._unreadable.setdefault(row["content"], excerpt(row["text"]))
         for pair in tree.pairs:
             self._add("margin", pair["margin"])
             self._add("confidence", pair.get("confidence"))  # pairs of older runs, of a judge, of trajectories: none
@@ -217,6 +222,7 @@ class RunCounts:
             "distributions": {name: distribution(values) for name, values in self.values.items()},
             "calls": summary.get("calls", {}),
             "seconds": summary.get("seconds"),
+            "unreadable": self._unreadable,
         }
 
 

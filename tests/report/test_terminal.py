@@ -28,12 +28,13 @@ def test_every_node_is_drawn_with_its_figures(run):
 
 def test_marks_without_colour_tell_best_malformed_ended_and_cut_off_nodes_apart():
     rows = rows_of([-1, 0, 0, 0, 0, 0], **answer("Spielberg", spre=0.9))
-    rows[2] |= {"action": "malformed", "content": "no tag"}
+    rows[2] |= {"action": "malformed", "content": "no tag", "text": "It is\n\x1b[1mLucas"}
     rows[3] |= {"action": "malformed", "content": "two tags", "stop_reason": "no_answer"}
     rows[4] |= {"finish_reason": "length"}
     lines = shown(QuestionTree.of(rows)).splitlines()
     nodes = [line.split("─ ", 1)[1].split("  N=")[0] for line in lines if "─ " in line]
     assert nodes == ["query", "! malformed", "!x malformed", "~ query", "* answer"]
+    assert any(line.endswith("no tag: It is \N{REPLACEMENT CHARACTER}[1mLucas") for line in lines)
     assert lines[-1].startswith("* best path (highest SPRE)  ! malformed") and "\x1b" not in "".join(lines)
 
 
