@@ -7,9 +7,11 @@ that leaves something open, FlashRAG's reproduction counts (arXiv:2405.13576), w
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,8 +29,9 @@ from reasonrag.core.types import (
     Search,
     Span,
     Step,
+    Trajectory,
 )
-from reasonrag.formats.base import PromptSet, Stage, last_tag
+from reasonrag.formats.base import PromptSet, Reading, Stage, last_tag
 from reasonrag.formats.reasonrag import ECHOES, ReasonRAGFormat, thought
 
 _LINE = ("\n",)
@@ -63,8 +66,15 @@ class Direct(Baseline):
         return self._chat(self.instructions[0], question, passages=_found(steps))
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        answer = _answer(completion)
-        return Answer(answer, forced=final) if answer else Malformed("no_answer", ends=True)
+        """Parse the answer, which is the whole text where none is marked, as in FlashRAG."""
+        answer = _answer(completion) or one_line(completion.rpartition("<answer>")[2])
+        return Answer(answer, forced=final) if answer not in ("", *ECHOES) else Malformed("no_answer", ends=True)
+
+    def read(self, trajectory: Trajectory) -> Reading:
+        """Parse a trajectory; its reason is "untagged" if the answer is a whole text, without a mark."""
+        reading, last = super().read(trajectory), trajectory.steps[-1]
+        is_marked = not reading.well_formed or not last.asked or _answer(last.completion.text)
+        return reading if is_marked else replace(reading, well_formed=False, reason="untagged")
 
 
 class CoT(Direct):
@@ -105,15 +115,17 @@ class IterRetGen(RAG):
 class IRCoT(RAG):
     """IRCoT: each sentence of a chain of thought is the next query, and passages pile up (arXiv:2212.10509).
 
-    The first search is for the question. The pile holds each passage once, best score first, as FlashRAG orders it.
+    The first search is for the question. The pile holds each passage once, best score last, as FlashRAG orders it; the
+    passages of the first search alone stand as they were found. A chain without an answer is read by a second prompt.
     """
 
     name = "ircot"
     instructions: ClassVar[tuple[str, ...]] = ("ircot", "rag")
+    most_calls: ClassVar[int] = 5  # of the policy, as in FlashRAG's experiments (its class alone makes 2)
 
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
         """Return True for the policy's last action; there are at most `max_steps` searches, all of them read."""
-        return sum(step.asked for step in steps) >= max_steps - 1
+        return sum(step.asked for step in steps) >= min(max_steps, self.most_calls) - 1
 
     def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
         if steps and isinstance(said := steps[-1].action, Note):
@@ -142,6 +154,7 @@ class FLARE(IRCoT):
 
     name = "flare"
     instructions = ("flare", "rag", "direct")
+    most_calls = 10  # five sentences, as in FlashRAG, each of which may be written twice
     threshold: ClassVar[float] = 0.2  # theta: a token that is less likely makes it search
 
     def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
@@ -276,12 +289,15 @@ def _line(text: str) -> str:
 
 
 def _pile(steps: Sequence[Step]) -> list[Passage]:
-    """Return all passages once, with their best score, best first."""
+    """Return all passages once, with their best score, best last; those of one search in its order."""
+    searches = [step.passages for step in steps if isinstance(step.action, Search)]
+    if len(searches) < 2:
+        return list(*searches)
     best: dict[str, Passage] = {}
-    for passage in (passage for step in steps for passage in step.passages):
+    for passage in itertools.chain(*searches):
         if passage.id not in best or passage.score > best[passage.id].score:
             best[passage.id] = passage
-    return sorted(best.values(), key=lambda passage: -passage.score)[:_MOST_PASSAGES]
+    return sorted(best.values(), key=lambda passage: passage.score)[-_MOST_PASSAGES:]
 
 
 def _found(steps: Sequence[Step]) -> tuple[Passage, ...] | None:

@@ -27,6 +27,7 @@ _TAGGED = re.compile(r"<tool_call>\s*(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _XML = re.compile(r"<function=([^<>]*)>")
 _XML_ARGUMENT = re.compile(r"<parameter=([^<>]*)>(.*?)(?:</parameter>|\Z)", re.DOTALL)
 _JSON = re.compile(r'(?:```json\s*)?(?=\{\s*"name"\s*:)')
+_BARE = re.compile(r'\{\s*"(name|arguments)"\s*:.*"(name|arguments)"\s*:', re.DOTALL)  # a call without its tag
 _PYTHON_TAG = "<|python_tag|>"  # stands before Llama's calls; engines leave it out of texts, servers may not
 
 
@@ -67,9 +68,9 @@ class ToolCallsFormat(InstructedFormat):
 
     The answer is the whole text of the first message without a call, after its thinking. Text before a
     call is the policy's thought, which it reads again. A malformed step is not shown to the policy:
-    `unreadable_call`, `unknown_function`, `bad_arguments`, `empty_query`, `several_calls`,
-    `text_after_call`, `unexpected_call` where the answer is asked for, `unclosed_think`, `empty_answer`,
-    and `cut_off`, which the engine finds. A trajectory without one is well-formed.
+    `unreadable_call`, `untagged_call` (its JSON alone), `unknown_function`, `bad_arguments`, `empty_query`,
+    `several_calls`, `text_after_call`, `unexpected_call` where the answer is asked for, `unclosed_think`,
+    `empty_answer`, and `cut_off`, which the engine finds. A trajectory without one is well-formed.
     """
 
     name = "tool_calls"
@@ -182,6 +183,8 @@ def _parts_of(parser: str, text: str) -> _Message:
         calls = list((_tagged_calls if "<tool_call>" in text else PARSERS[parser])(text))
     except (ValueError, LookupError, TypeError, RecursionError):
         return _Message("unreadable_call")
+    if not calls and _BARE.search(text):
+        return _Message("untagged_call")
     thinking = thinking.strip().removeprefix("<think>").strip()
     start, end = (calls[0][0], calls[-1][1]) if calls else (len(text), len(text))
     named = tuple((name, arguments) for _, _, name, arguments in calls)

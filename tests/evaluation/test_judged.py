@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from functools import partial
 from statistics import fmean
 
 import pytest
 
+from reasonrag.commands.evaluate import _run as run_evaluation
 from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError, Interrupted
 from reasonrag.core.types import Question
@@ -196,6 +198,14 @@ def test_reasons_for_being_out_of_form_are_counted(questions, tmp_path):
     assert (figures["format_rate"]["mean"], figures["out_of_form"]) == (0.0, {"thought_order": 12})
     assert {row["reason"] for row in rows(tmp_path / "out", "direct", "t1_s8_k3")} == {"thought_order"}
     assert "| direct | t1_s8_k3 | thought_order | 12 |" in (tmp_path / "out/report.md").read_text()
+
+
+def test_points_that_the_format_costs_are_said_in_a_line(questions, tmp_path, capsys):
+    configs = toys(questions, "direct", "endless", format__name="search_r1", run__max_unreadable=1)
+    assert run_evaluation(partial(Evaluation, configs, tmp_path / "out")) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "12 of 12 attempts of endless at t1_s8_k3 end without an answer that can be read (out of form: 12 " in said
+    assert "attempts of direct" not in said
 
 
 def test_a_prompt_set_without_a_judges_text_is_refused_before_anything_is_paid_for(questions, tmp_path):

@@ -91,24 +91,35 @@ def test_every_baseline_runs_on_the_demo_world(name, corpus):
         assert found["prompt_tokens"]
 
 
-def test_ircot_piles_passages_up_once_each_by_their_best_score():
+def test_ircot_piles_passages_up_once_each_by_their_best_score_best_last():
     a, b, c = (Passage(name, f"{name}\ntext", score) for name, score in (("a", 2.0), ("b", 5.0), ("c", 3.0)))
     better = Passage("a", "a\ntext", 4.0)
     finds = Finds({QUESTION.question: (a,), "First.": (b, better), "Second.": (c, Passage("b", "b\ntext", 1.0))})
     ended, prompts = run(BASELINES["ircot"](), ["First.\n", "Second.\n", "So the answer is: x\n"], finds)
     assert finds.queries == [QUESTION.question, "First.", "Second."]
     shown = [[line[4:] for line in p.messages[-1].content.split("\n") if line.startswith("[")] for p in prompts]
-    assert shown == [["a"], ["b", "a"], ["b", "a", "c"]]
+    assert shown == [["a"], ["a", "b"], ["c", "a", "b"]]
     assert ended.answer == "x"
 
 
-@pytest.mark.parametrize("limit", [1, 2, 5])
-def test_ircot_reads_every_search_and_makes_no_more_than_its_limit(limit):
+@pytest.mark.parametrize(("limit", "calls"), [(1, 1), (2, 2), (8, 5)])  # FlashRAG's experiments make five
+def test_ircot_reads_every_search_and_makes_no_more_than_its_limit(limit, calls):
     ended, prompts = run(
-        BASELINES["ircot"](), [*["More.\n"] * (limit - 1), "<answer>x</answer>"], Finds(), max_steps=limit
+        BASELINES["ircot"](), [*["More.\n"] * (calls - 1), "<answer>x</answer>"], Finds(), max_steps=limit
     )
     assert ended.stop_reason is StopReason.FORCED_ANSWER
-    assert len(prompts) == sum(isinstance(step.action, Search) for step in ended.steps) == limit
+    assert len(prompts) == sum(isinstance(step.action, Search) for step in ended.steps) == calls
+
+
+@pytest.mark.parametrize("before", [("direct", 0), ("rag", 0), ("iter_retgen", 2), ("ircot", 4)])
+@pytest.mark.parametrize("says", ["Steven\nSpielberg", "<answer>Steven Spielberg"])
+def test_a_text_without_a_mark_is_the_answer_and_counted_as_such(before, says):
+    """FlashRAG's `naive_run` and `run` take all that the model wrote."""
+    name, notes = before
+    format = BASELINES[name]()
+    ended, _ = run(format, [*["More.\n"] * notes, says], Finds())
+    assert ended.answer == "Steven Spielberg"
+    assert format.read(ended).reason == "untagged" and not format.read(ended).well_formed
 
 
 @pytest.mark.parametrize(("p", "searches"), [(0.21, False), (0.2, False), (0.19, True)])
