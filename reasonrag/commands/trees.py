@@ -37,7 +37,7 @@ _PAIRS = ("pairs.min_margin", "pairs.min_confidence", "pairs.reward", "pairs.tes
     settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind", "policy.card"),
     settings("Config", "policy.chat_template", "policy.max_tokens", "format.prompts", "format.open_tags"),
     settings("Config", "format.max_steps", "search.recording", "search.lag", "search.max_calls"),
-    settings("Config", "search.max_children", "search.selection", "value.alpha"),
+    settings("Config", "search.max_children", "search.selection", "value.alpha", "completer.spec", "completer.model"),
     settings("Config", *_PAIRS, "choice.prm", "choice.candidates"),
     settings("Config", "run", "policy.input_price", "policy.output_price"),
     SHARD,

@@ -177,6 +177,18 @@ class JudgeConfig(Section):
         return ModelConfig(**self.model_dump(exclude_unset=True) | {"temperature": 0.0})
 
 
+class CompleterConfig(Section):
+    """Another policy, which writes the rollouts that value the nodes (Eq. 1); it is asked and sampled as the policy."""
+
+    spec: str | None = execution(
+        None, "model that writes rollouts, such as a stronger one: as for --policy (default: the policy)", "--completer"
+    )
+    model: str | None = execution(
+        None, "model name that the completer's server expects (default: its only model)", "--completer-model"
+    )
+    vllm: bool = setting(False, "the completer's server is vLLM (default: detected)")
+
+
 class FormatConfig(Section):
     """How steps are written. The prompt texts, not their name, are part of the identity of a run."""
 
@@ -188,6 +200,9 @@ class FormatConfig(Section):
     )
     tool_parser: Literal["hermes", "llama3"] | None = setting(
         None, "how the policy writes the calls of format tool_calls (default: as its chat template does)"
+    )
+    open_tags: bool = setting(
+        False, "open the tag for the policy in steps with one valid action (format reasonrag)", "--open-tags"
     )
     prompts: str = execution("default", "prompt texts: default, brief, or a folder", "--prompts")
     max_steps: int = setting(8, "maximum actions in a trajectory; the last one must answer", "--max-turns", ge=1)
@@ -201,9 +216,6 @@ class SearchConfig(Section):
 
     recording: str | None = execution(
         None,
-    open_tags: bool = setting(
-        False, "open the tag for the policy in steps with one valid action (format reasonrag)", "--open-tags"
-    )
         "folder that contrib.record wrote: branch each step of an agent's conversations (needs format tool_calls)",
         "--recording",
     )
@@ -289,6 +301,7 @@ class Config(Section):
     retrieval: RetrievalConfig = RetrievalConfig()
     policy: ModelConfig = ModelConfig()
     judge: JudgeConfig = JudgeConfig()
+    completer: CompleterConfig = CompleterConfig()
     format: FormatConfig = FormatConfig()
     search: SearchConfig = SearchConfig()
     value: ValueConfig = ValueConfig()
@@ -300,6 +313,8 @@ class Config(Section):
     def _no_contradiction(self) -> Config:
         if self.value.kind != "judge" and (self.judge.spec or self.judge.model):
             raise ValueError("a judge is named, but nodes are valued by rollouts; add --value judge, or leave it out")
+        if self.value.kind != "rollout" and self.completer.spec:
+            raise ValueError(f"nodes are valued by a {self.value.kind}, and a completer writes rollouts; leave one out")
         reward = self.pairs.reward
         if reward not in ("spre", self.value.kind):
             raise ValueError(f"pairs.reward is {reward}, but no {reward} values the nodes; add --value {reward}")
@@ -329,14 +344,19 @@ class Config(Section):
         return self.run.stall_s or max(3600.0, 2 * longest_wait_s)
 
     def model_of(self, role: str) -> ModelConfig:
-        """Return the settings of the policy or the judge."""
+        """Return the settings of the policy, the judge or the completer."""
+        if role == "completer":
+            shared = {"api_key_env", "temperature", "top_p", "max_tokens", "timeout_s", "patience_s", "concurrency"}
+            own = self.completer.model_dump(exclude_unset=True)
+            return ModelConfig(**self.policy.model_dump(include=shared) | own)
         return self.policy if role == "policy" else self.judge.llm
 
     @property
     def prices(self) -> dict[str, ModelConfig]:
         """The model that pays for each kind of call; without a judge, the policy judges."""
         own = self.judge.spec or self.judge.model or self.judge.input_price is not None
-        return {"policy": self.policy, "judge": self.judge.llm if own else self.policy}
+        completer = {"completer": self.model_of("completer")} if self.completer.spec else {}
+        return {"policy": self.policy, "judge": self.judge.llm if own else self.policy, **completer}
 
 
 # The tiny policy was trained on brief prompts with one passage per query, and is useless with others.

@@ -31,7 +31,7 @@ Question = tuple[str, str]  # data set and id
 # Columns of `tables.tree_schema` that pairs are derived from.
 NODE_COLUMNS = (
     *("dataset", "question_id", "node_id", "parent_id", "depth", "action", "content", "prompt", "prefix", "stop"),
-    *("text", "finish_reason", "token_ids", "prompt_tokens", "visits", "valued", "value", "f1"),
+    *("origin", "text", "finish_reason", "token_ids", "prompt_tokens", "visits", "valued", "value", "f1"),
 )
 
 # A margin of exactly the threshold counts; this keeps 0.81 - 0.80 from falling short of 0.01 by rounding.
@@ -184,7 +184,8 @@ def _rivals(tree: Sequence[Row], decisions: Sequence[Decision | None]) -> Iterat
     # A decision may have nodes below several parents, as equal states are reached on several paths.
     families: dict[int, dict[int, _Side]] = defaultdict(dict)  # by parent, then by the decision's oldest node
     for node, decision in zip(tree, decisions, strict=True):
-        if decision is not None and decision.reward is not None:
+        # Steps of a completer value those above them, and are not the policy's to compare.
+        if decision is not None and decision.reward is not None and node.get("origin") != "completion":
             families[node["parent_id"]].setdefault(decision.nodes[0], _Side(node, decision, decision.reward))
     compared: set[tuple[int, ...]] = set()
     for family in families.values():

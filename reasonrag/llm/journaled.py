@@ -37,7 +37,7 @@ class JournaledLLM:
     """
 
     def __init__(self, inner: LLM, journal: Journal, *, kind: str, concurrency: int | None = None) -> None:
-        """Wrap `inner`; its calls are counted under `kind` ("policy" or "judge").
+        """Wrap `inner`; its calls are counted under `kind` ("policy", "completer" or "judge").
 
         `concurrency` bounds the requests in flight, if `inner` has no slots that do.
         """
@@ -65,8 +65,8 @@ class JournaledLLM:
         """
         # A policy's seeds differ by question. A judge may be
         # asked the same about two of them, and is asked once.
-        question = caller.get().question if self.kind == "policy" else ""
-        is_greedy = self.kind == "policy" and sampling.temperature == 0
+        question = caller.get().question if self.kind != "judge" else ""
+        is_greedy = self.kind != "judge" and sampling.temperature == 0
         keyed_sampling = replace(sampling, seed=None) if is_greedy else sampling
         key = request_key(self.inner.name, self.kind, prompt, keyed_sampling)
         stored = self.journal.call(key, question)

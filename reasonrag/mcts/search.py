@@ -30,6 +30,7 @@ class Origin(StrEnum):
     EXPANSION = "expansion"
     RECORDED = "recorded"  # a step of a recorded agent
     ROLLOUT = "rollout"  # a step of a completion made to value a node above it (Eq. 1): paid for, so kept
+    COMPLETION = "completion"  # the same by another model than the policy: kept, and never searched or compared
 
 
 @dataclass(slots=True)
@@ -93,7 +94,8 @@ class Tree:
         """Add a child to `parent`; `trajectory` is the parent's with one more step."""
         node = Node(len(self.nodes), parent.id, trajectory, origin)
         self.nodes.append(node)
-        parent.children.append(node.id)
+        if origin is not Origin.COMPLETION:  # the search goes on below its policy's own steps alone
+            parent.children.append(node.id)
         return node
 
     def children(self, node: Node) -> list[Node]:
@@ -194,6 +196,9 @@ class TreeSearch:
     judge a tree costs at most `max_calls + 1 + 2 * lag`, with k rollouts of at most T steps `max_calls +
     (k * (T - 1) + 1) * (lag + 1) - 1`.
 
+    `rollouts`: the origin of the steps that the evaluator returns; they are children like any other, unless it is
+    `Origin.COMPLETION`.
+
     `recorded`: finished trajectories to begin a question's tree with. Each of their steps is branched, up
     to `max_children`, before the search goes its own way; they cost no call.
 
@@ -209,12 +214,14 @@ class TreeSearch:
         settings: SearchConfig,
         *,
         seed: int = 0,
+        rollouts: Origin = Origin.ROLLOUT,
         recorded: Callable[[Question], Sequence[Trajectory]] = lambda question: (),
     ) -> None:
         self.engine = engine
         self.evaluator = evaluator
         self.settings = settings
         self.seed = seed
+        self.rollouts = rollouts
         self.recorded = recorded
 
     async def run(self, question: Question, *, count: Callable[[], object] = int) -> Tree:
@@ -306,7 +313,8 @@ class TreeSearch:
         return node
 
     def _has_room(self, node: Node) -> bool:
-        return not node.terminal and len(node.children) + node.expected < self.settings.max_children
+        is_searched = not node.terminal and node.origin is not Origin.COMPLETION
+        return is_searched and len(node.children) + node.expected < self.settings.max_children
 
     def _is_spent(self, tree: Tree, in_flight: Collection[_Iteration], completed: int) -> bool:
         """Return whether the calls are used up, or would be if those in flight cost as much as those before them."""
@@ -334,7 +342,7 @@ class TreeSearch:
                 node = tree.add(node, trajectory, Origin.EXPANSION)
                 node.visits = 1
             for rollout, rollout_value in zip(evaluation.rollouts, evaluation.rollout_values, strict=True):
-                graft(tree, node, rollout, rollout_value)
+                graft(tree, node, rollout, rollout_value, self.rollouts)
         for ancestor in tree.path_up(node):
             ancestor.back_up(value)
 

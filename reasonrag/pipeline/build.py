@@ -16,7 +16,7 @@ from reasonrag.core.types import WHOLE, Question, Shard
 from reasonrag.formats import open_format
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.mcts.search import Evaluator, TreeSearch
+from reasonrag.mcts.search import Evaluator, Origin, TreeSearch
 from reasonrag.pipeline.parts import (
     Parts,
     as_served,
@@ -138,11 +138,17 @@ class Build:
         self.engines = [self.policy.slots]
         retriever = BatchedRetriever.of_run(parts.retriever, run.journal)
         engine = open_engine(config, self.policy, retriever, parts.format, parts.scorer)
+        completing = engine
+        if parts.completer is not None:
+            completer = JournaledLLM(parts.completer, run.journal, kind="completer")
+            self.engines.append(completer.slots)
+            self.progress.open(completer)
+            completing = open_engine(config, completer, retriever, parts.format, parts.scorer)
         evaluator: Evaluator
         if config.value.kind == "prm" and parts.scorer is not None:
             evaluator = PRMEvaluator(parts.scorer, alpha=config.value.alpha)
         elif parts.judge is None:
-            evaluator = RolloutEvaluator(engine, k=config.value.rollouts, alpha=config.value.alpha)
+            evaluator = RolloutEvaluator(completing, k=config.value.rollouts, alpha=config.value.alpha)
         else:
             judge = JournaledLLM(parts.judge, run.journal, kind="judge", concurrency=config.judge.concurrency)
             self.engines.append(judge.slots)
@@ -155,6 +161,7 @@ class Build:
             evaluator,
             config.search,
             seed=config.seed,
+            rollouts=Origin.ROLLOUT if parts.completer is None else Origin.COMPLETION,
             recorded=lambda question: recorded.get((question.dataset, question.id), ()),
         )
 
@@ -199,6 +206,7 @@ class Build:
             "policy": parts.policy.name,
             "judge": parts.judge.name if parts.judge else None,
             **({"prm": parts.scorer.name} if parts.scorer else {}),
+            **({"completer": parts.completer.name} if parts.completer else {}),
             "versions": versions(),
         }
         write_json(run.path / "run.json", summary)
@@ -218,6 +226,10 @@ def estimate(config: Config) -> str:
     if search.max_calls is not None:
         judgements = min(judgements, search.max_calls)
         per_question = min(per_question, search.max_calls + (rollout_steps or 1))
+    completions = 0
+    if config.completer.spec is not None:  # it writes the rollouts, and the policy nothing but the expansions
+        completions = min(per_question, search.iterations * rollout_steps * config.choice.candidates)
+        per_question = min(per_question, search.iterations * config.choice.candidates)
     first_prompts = [format.prompt(question, ()) for question in questions[:100]]
     prompt_chars = sum(len(message.content) for prompt in first_prompts for message in prompt.messages)
     passage_chars = min(_PASSAGE_CHARS, config.retrieval.max_passage_chars) * config.retrieval.top_k
@@ -225,13 +237,17 @@ def estimate(config: Config) -> str:
     prompt_tokens = (prompt_chars / len(first_prompts) + passage_chars / 2) / 4 + _WRITTEN * steps / 2
     written = {role: min(_WRITTEN, model.max_tokens) for role, model in config.prices.items()}
     calls = {"policy": len(questions) * per_question, "judge": len(questions) * judgements}
-    millions = calls["policy"] * (prompt_tokens + written["policy"]) / 1e6
+    if completions:
+        calls["completer"] = len(questions) * completions
+    millions = (calls["policy"] + calls.get("completer", 0)) * (prompt_tokens + written["policy"]) / 1e6
     lines = [
         f"{len(questions)} questions; at most {per_question} policy calls and {judgements} judge calls each",
         f"at most {calls['policy']} policy calls and {calls['judge']} judge calls; early ends save most of them",
         f"about {prompt_tokens:.0f} prompt tokens and {written['policy']} written ones a call: {millions:.1f} M tokens "
         f"at most (--max-tokens allows {config.policy.max_tokens} written ones)",
     ]
+    if completions:
+        lines.insert(2, f"at most {calls['completer']} calls of the completer, {completions} for each question")
     for role, count in calls.items():
         cost = config.prices[role].cost(round(count * prompt_tokens), count * written[role])
         if count and cost is not None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-Role = Literal["policy", "judge"]
+Role = Literal["policy", "judge", "completer"]
 
 _POLL_S = 1.0  # between two questions to a server that does not answer yet
 
@@ -67,9 +67,10 @@ class Parts:
     judge: LLM | None  # None if nodes are valued by rollouts
     content: dict[str, str]
     scorer: StepScorer | None = None
+    completer: LLM | None = None  # None if the policy completes its trajectories itself
 
     async def aclose(self) -> None:
-        for part in (self.policy, self.judge, self.retriever, self.scorer):
+        for part in (self.policy, self.judge, self.completer, self.retriever, self.scorer):
             if part is not None:
                 await part.aclose()
 
@@ -111,8 +112,12 @@ def open_parts(
     scorer = open_step_scorer(config, format)
     if scorer is not None:
         content["prm"] = scorer.name
-    content |= commits(policy=policy, judge=judge)
-    return Parts(questions, retriever, format, policy, judge, content, scorer)
+    completer = None
+    if config.completer.spec is not None:
+        completer = open_llm(config.model_of("completer"), "completer")
+        content["completer"] = completer.name
+    content |= commits(policy=policy, judge=judge, completer=completer)
+    return Parts(questions, retriever, format, policy, judge, content, scorer, completer)
 
 
 def open_step_scorer(config: Config, format: Format) -> StepScorer | None:
@@ -213,9 +218,9 @@ def _address(config: ModelConfig, role: Role) -> ModelAddress:
         raise ConfigError(
             f"{address.scheme} cannot judge; choose a model with --judge{known}, or value nodes by --value rollout"
         )
-    if role == "policy" and not address.backend.acts:
+    if role != "judge" and not address.backend.acts:
         raise ConfigError(
-            f"{address.scheme} only judges steps and cannot act as a policy; "
+            f"{address.scheme} only judges steps and cannot act as a {role}; "
             "use it as --judge, and --policy demo for the demo world"
         )
     return address
@@ -240,7 +245,8 @@ def as_served(config: Config, out: Path | None = None) -> Config:
         ConfigError: a server or a context cannot serve this run; one line names the remedy.
         LLMError: a server does not answer, or refuses the key.
     """
-    roles: list[Role] = [role for role in ("policy", "judge") if config.model_of(role).address.is_server]
+    every: tuple[Role, ...] = ("policy", "judge", "completer")
+    roles = [role for role in every if config.model_of(role).address.is_server]
     before = RunFolder.begun_with(out) if out and roles else {}
     has_begun = all(before.get(role, {}).get("model") for role in roles)
     for role in roles:
@@ -433,5 +439,5 @@ async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> No
                 raise
             log.warning(f"the run goes on, as it had begun: {error}")
 
-    opened = (parts.policy, parts.judge, parts.retriever)
+    opened = (parts.policy, parts.judge, parts.completer, parts.retriever)
     await asyncio.gather(*(check_one(part) for part in opened if hasattr(part, "check")))

@@ -101,7 +101,7 @@ tree_schema = Described(
     ("node_id", "int32", "within the question; 0 is the root"),
     ("parent_id", "int32", "-1 at the root"),
     ("depth", "int32", "steps from the root"),
-    ("origin", "string", "root | expansion | rollout | recorded"),
+    ("origin", "string", "root | expansion | rollout | recorded | completion: a rollout that --completer wrote"),
     ("stage", "string", "reasoning | grounding | terminal: what comes next"),
     ("action", "string", "query | evidence | answer | malformed; empty at the root"),
     ("content", "string", "text inside the tag; the reason if the step is malformed"),

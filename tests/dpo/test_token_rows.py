@@ -197,3 +197,18 @@ def test_a_step_of_a_growing_turn_is_trained_where_the_turn_stood(chat):
     prompt = Prompt((Message("user", "Who directed Jaws?"),), turn=(Span(opened["content"]),))
     assert pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids == chat.token_ids(prompt)
     assert chat.decode(pair.chosen[0].completion_ids) == "<search>Jaws</search>"
+
+
+def test_the_ids_of_a_teacher_with_another_tokenizer_are_never_read_as_ones_own(chat):
+    teacher = ChatTemplate.load(str(DEMO))
+    said, wrote = "<think>a film</think>", "<search>Jaws</search>"
+    messages = (Message("user", "Who directed Jaws?"),)
+    turn = (Span(said, teacher.encode(said), by_policy=True), Span("\n"))
+    sides = StepSides(
+        (StepText(Prompt(messages, turn), wrote, "stop", teacher.encode(wrote)),),
+        (StepText(Prompt(messages, turn), ANSWER, "stop", teacher.encode(ANSWER)),),
+    )
+    ((pair,), counts) = encode([row(sides)], chat)
+    assert counts["of_another_tokenizer"] == counts["steps"] == 2
+    assert pair.chosen[0].prompt_ids == chat.token_ids(Prompt(messages, (Span(f"{said}\n"),)))
+    assert [pair.chosen[0].completion_ids, pair.rejected[0].completion_ids] == [chat.encode(wrote), chat.encode(ANSWER)]

@@ -63,7 +63,7 @@ def test_same_seed_same_tree_other_seed_other_tree():
 def test_every_rollout_step_is_kept_and_was_asked_once(lag):
     tree, llm = build(SearchConfig(lag=lag, iterations=20))
     assert len(llm.prompts) == len(tree.nodes) - 1
-    assert {n.origin for n in tree.nodes} == set(Origin) - {Origin.RECORDED}
+    assert {n.origin for n in tree.nodes} == {Origin.ROOT, Origin.EXPANSION, Origin.ROLLOUT}
 
 
 @pytest.mark.parametrize("lag", [0, 1, 8])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
@@ -84,6 +85,29 @@ def test_questions_of_one_text_are_in_one_split(tmp_path):
     run(tmp_path / "r", questions=asked, overrides={"pairs.test_share": 0.5})
     pairs = [row["question_id"] for row in pq.read_table(tmp_path / "r/pairs").to_pylist()]
     assert len(set(pairs)) > 1 and len(list((tmp_path / "r/pairs").glob("*.parquet"))) == 1
+
+
+def test_a_completer_writes_the_rollouts_and_none_of_the_steps_that_are_compared(tmp_path):
+    def reply(prompt, sampling):
+        return f"As the teacher says: {random_policy(prompt, sampling)}"
+
+    config = load_config(overrides={"search.iterations": 6, "completer.spec": "extractive"})
+    for _ in range(2):  # the second run replays the first
+        policy, teacher = ScriptedLLM(random_policy), ScriptedLLM(reply, name="teacher")
+        parts = Parts(list(QUESTIONS), ToyRetriever(), ReasonRAGFormat(), policy, None, {}, completer=teacher)
+        _, summary = built(config, tmp_path / "r", parts)
+    assert policy.prompts == teacher.prompts == []
+    nodes = {(row["question_id"], row["node_id"]): row for row in rows(tmp_path / "r")}
+    origins = Counter(row["origin"] for row in nodes.values())
+    assert summary["completer"] == "teacher" and set(origins) == {"root", "expansion", "completion"}
+    calls = {kind: counts["calls"] for kind, counts in summary["calls"].items()}
+    assert calls["policy"] == origins["expansion"] and calls["completer"] == origins["completion"]
+    for row in nodes.values():
+        assert (row["text"] or "").startswith("As the teacher says") == (row["origin"] == "completion")
+        above = nodes[row["question_id"], max(row["parent_id"], 0)]
+        assert row["origin"] == "completion" or above["origin"] != "completion"
+    pairs = rows(tmp_path / "r", "train") + rows(tmp_path / "r", "test")
+    assert pairs and not any("teacher" in json.dumps([row["chosen"], row["rejected"]]) for row in pairs)
 
 
 def test_a_bug_in_one_question_is_counted_by_its_name_and_ends_no_run(tmp_path):
