@@ -90,6 +90,7 @@ TRAINING_JSON = {
     "data.content.*": "online: checksums of questions, corpus, prompts and judge",
     "data.rows.*": "number of rows for the trainer, by split",
     "steps": "number of optimizer steps",
+    "kept_step": "step of the policy in the folder; without `rl train`, the best one on held-out rows",
     "epochs": "passes over the data",
     "seconds": "on the clock, over all processes",
     "tokens_seen": "tokens that the trainer processed, padding excluded",

@@ -110,6 +110,8 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         run.train(trainer, check=partial(check_collapse, trainer))
         run.evaluate(trainer)
         best = {"step": validation.best_step, "value": validation.best} if task.held_out else None
+        if best:
+            run.log(f"best {validation.metric} of held-out questions: step {validation.best_step}, {run.out / BEST}")
         run.save(trainer, reward=settings.reward.name, best=best)
     return run
 

@@ -108,6 +108,7 @@ _CURVES = {
     "loss": "loss",
     "rewards/margins": "reward margin",
     "rewards/accuracies": "reward accuracy",
+    "rewards/chosen": "reward of the chosen side",
     "mean_token_accuracy": "token accuracy",
     "rollout/reward": "reward",
     "rollout/em": "exact match",
@@ -516,12 +517,23 @@ class TrainingRun(Generic[S]):
             message = f"stopped after step {steps} of {planned}; a checkpoint is kept"
             raise Interrupted(message, number=stop.number)
         trainer.check_weights()
+        if (best := trainer.state.best_global_step) is None:
+            return
+        if line := trainer.why_best():
+            self.log(line)
+        if best != steps:
+            checkpoint = self.out / CHECKPOINTS / f"checkpoint-{best}"
+            if problem := checkpoint_problem(checkpoint):
+                raise RunError(f"{checkpoint} was the best on held-out rows, and {problem}; start in a new folder")
+            trainer.state.best_model_checkpoint = str(checkpoint)  # the folder may have moved
+            trainer._load_best_model()
 
     def evaluate(self, trainer: Any) -> None:
-        """Compute the held-out metrics of the weights that are kept, unless the last step was evaluated anyway."""
-        history = trainer.state.log_history
-        evaluated = any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history)
-        if trainer.eval_dataset is not None and not evaluated:
+        """Compute the metrics of the weights that are kept on all held-out rows, unless the last evaluation did."""
+        from reasonrag.training.trainer import WATCHED_ROWS
+
+        test, state = trainer.eval_dataset, trainer.state
+        if test is not None and (len(test) > WATCHED_ROWS or state.best_global_step != state.global_step):
             trainer.evaluate()
 
     def save(self, trainer: Any, **more: Any) -> None:
@@ -542,6 +554,7 @@ class TrainingRun(Generic[S]):
                 self.settings,
                 self._identity,
                 seconds=trainer.seconds,
+                kept_step=trainer.state.best_global_step or trainer.state.global_step,
                 stage=self.stage,
                 model={"name": self.source.name, "checksum": self.source.checksum},
                 data={**self._data.facts, "rows": rows},
@@ -593,7 +606,6 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
         "eval_strategy": "steps" if settings.eval_every else "no",
         "eval_steps": settings.eval_every,
         "save_strategy": "steps",
-        "save_total_limit": 2,  # a new one removes the older ones before it is on disk itself
         "max_length": None,
         "bf16": gpu,
         "use_cpu": not gpu,

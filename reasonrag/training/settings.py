@@ -27,8 +27,10 @@ class TrainSettings(Section):
 
     # Default learning rates. At the rate of full training, adapters learn nothing.
     rates: ClassVar[Mapping[str, float]] = {"full": 1e-6, "lora": 1e-5}
-    log_every: ClassVar = 10  # optimizer steps between two lines of metrics
-    eval_every: ClassVar[int | None] = None  # optimizer steps between two evaluations on held-out rows
+    # Optimizer steps between two lines of metrics, and between two evaluations on held-out rows.
+    # Below 1 it is a share of all steps, so that short runs log every step.
+    log_every: ClassVar[float] = 0.01
+    eval_every: ClassVar[float | None] = None
 
     seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     data: str | None = execution(
@@ -74,7 +76,7 @@ class TrainSettings(Section):
 class PairSettings(TrainSettings):
     """Settings of training runs on recorded steps: DPO and SFT."""
 
-    eval_every = 200
+    eval_every = 0.1
 
     gradient_accumulation_steps: int = setting(8, "forward passes per optimizer step", "--accumulation", ge=1)
     max_length: int | None = setting(
@@ -133,7 +135,6 @@ class PRMSettings(PairSettings):
     """A process reward model: the probability of one of two tokens at the end of a step is the value of the step."""
 
     rates = SFTSettings.rates
-    eval_every = 500
 
     alpha: float | None = setting(
         None, "SPRE decay per action; 1 removes the shortest-path term (default: value.alpha)", "--alpha", gt=0, le=1

@@ -38,6 +38,9 @@ from reasonrag.training.model import LENGTH
 
 # A forward pass of more tokens is not faster per token on a CPU, and wastes more on padding.
 ENOUGH_TOKENS = 1024
+WATCHED_ROWS = 64  # an evaluation between two steps reads so many held-out rows, evenly spread
+_MAY_FALL = 0.1  # of chosen log-probabilities: so many nats, and this share of where they started
+_SAME_LOSS = 0.01  # a held-out loss that is higher by this share counts as equal, and the later step is kept
 _WORTH_TOKENS = 128  # a shorter prompt that rows share does not pay for a forward pass by itself
 _IGNORED_LABEL = -100
 _PER_TOKEN = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
@@ -126,8 +129,57 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
                 "Try a lower learning_rate, a lower max_grad_norm, or float32"
             )
 
+    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        whole: Any = self.eval_dataset
+        self.eval_dataset: Any = whole.select(range(0, len(whole), -(-len(whole) // WATCHED_ROWS)))
+        try:
+            return super()._evaluate(*args, **kwargs)
+        finally:
+            self.eval_dataset = whole
+
+    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+        # transformers compares one number. The log is part of a checkpoint,
+        # so a run that resumes chooses as one that was never stopped.
+        is_best = bool(self.best_evaluation()["step"] == self.state.global_step)
+        if is_best:
+            self.state.best_global_step = self.state.global_step
+            self.control.should_save = True
+        return is_best
+
+    def best_evaluation(self) -> Mapping[str, Any]:
+        """Return the latest log entry of about the lowest held-out loss at which the chosen steps are likely enough.
+
+        DPO's loss falls on while a policy forgets how to write any step (docs/training.md has figures). If
+        the chosen steps are too unlikely in all entries, it is the entry in which they are least so.
+        """
+        history: list[dict[str, Any]] = self.state.log_history
+        evaluations = [entry for entry in history if "eval_loss" in entry and entry["step"]]
+        unlikely, loss = min(map(self._badness, evaluations))
+        enough = (unlikely, loss + _SAME_LOSS * abs(loss))
+        return [entry for entry in evaluations if self._badness(entry) <= enough][-1]
+
+    def why_best(self) -> str:
+        """Return a line if the best evaluation is not the last, or the chosen steps are too unlikely in it; or ""."""
+        best, steps = self.best_evaluation(), self.state.global_step
+        kept = f"kept step {best['step']} of {steps}"
+        for entry in self.state.log_history:
+            if "eval_loss" in entry and entry["step"] >= best["step"] and self._badness(entry)[0]:
+                return (
+                    f"the held-out chosen steps' log-probability fell too far below its start by step {entry['step']}: "
+                    f"{kept}; a lower --learning-rate unlearns less"
+                )
+        return "" if best["step"] == steps else f"the held-out loss was lower, {best['eval_loss']:.4f}: {kept}"
+
+    def _badness(self, entry: Mapping[str, Any]) -> tuple[float, float]:
+        """Return by how many nats the held-out chosen steps are too unlikely, 0 if they are not, and the loss."""
+        change = entry.get("eval_rewards/chosen", 0.0) / getattr(self.args, "beta", 1.0)
+        start = entry.get("eval_logps/chosen", 0.0) - change
+        return max(0.0, -change - _MAY_FALL * (1.0 + abs(start))), entry["eval_loss"]
+
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self.check_weights()  # or older checkpoints would be removed for one that cannot be trained further
+        # Two that are whole, and the best one if it is older.
+        self.args.save_total_limit = 2 if self.state.best_global_step in (None, self.state.global_step) else 3
         super()._save_checkpoint(*args, **kwargs)  # removes older ones, too, of which the newest is kept
         self.accelerator.wait_for_everyone()  # the other processes write their random states
         if self.accelerator.is_main_process:
@@ -174,6 +226,8 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             number = reduce(torch.tensor(float(number), device=args.device), reduction="sum").item()
         if number:
             control.should_training_stop = control.should_save = True
+        if state.global_step >= state.max_steps and args.eval_strategy != "no":
+            control.should_evaluate = True  # the last step may be the best
         if control.should_save or control.should_training_stop or state.global_step >= state.max_steps:
             control.should_log = True  # before a checkpoint, or means over several steps would lack those before it
 
@@ -201,7 +255,7 @@ class PrintProgress(TrainerCallback):  # type: ignore[misc]
 
 # Keys in the log that a line shows, after `eval_` if they are of held-out data.
 _PRINTED = (
-    *("loss", "rewards/margins", "rewards/accuracies", "mean_token_accuracy"),
+    *("loss", "rewards/margins", "rewards/accuracies", "rewards/chosen", "mean_token_accuracy"),
     *("rollout/reward", "rollout/em", "rollout/retrievals", "rollout/format_rate"),
     *("em", "f1", "acc", "retrievals", "format_rate"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from reasonrag.training.run import last_checkpoint
 from tests import warmed
 from tests.faults.test_flips import each_flip, tally
 from tests.llm.tiny import save_tiny_model
-from tests.training.toys import dpo_settings, train, write_pairs
+from tests.training.toys import dpo_settings, pair_row, train, write_pairs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 ROOT = Path(__file__).parents[2]
+EACH = {"logging_steps": 1, "eval_steps": 1}
 EVERY_6 = {"logging_steps": 1, "eval_steps": 6}
 MARKS = ("complete.json", "training.json")  # name checksums and figures; no weight is read from them
 
@@ -175,6 +177,31 @@ def test_a_signal_ends_after_the_step_and_the_same_call_goes_on(number, policy, 
     summary = quietly(settings, tmp_path / "dpo")
     assert summary["steps"] == 6
     assert [entry["step"] for entry in summary["history"] if "loss" in entry] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_checkpoint_before_held_out_steps_are_unlearned_is_kept_also_by_a_run_that_was_stopped(policy, tmp_path):
+    rows = [pair_row(number) for number in range(56)]
+    for row in rows[48:]:  # what is chosen here is rejected in training
+        row |= {side: row[other] for side, other in (("chosen", "rejected"), ("rejected", "chosen"))}
+    data = write_pairs(tmp_path / "pairs", rows=rows)
+    falling = dpo_settings(data, policy, max_steps=8, warmup_ratio=0.5, save_steps=100, trainer=EACH)
+    lines = []
+    whole = train(falling, tmp_path / "whole", log=lines.append)
+    (said,) = [line for line in lines if "kept step" in line]
+    figure = re.fullmatch(r"the held-out chosen .* fell too far .* by step (\d): kept step (\d) of 8; .*", said)
+    assert figure and int(figure[1]) > int(figure[2]) == whole["kept_step"]
+    losses = [entry["eval_loss"] for entry in whole["history"] if "eval_loss" in entry]
+    assert losses[-1] == losses[whole["kept_step"] - 1] <= 1.01 * min(losses), "of the weights that are kept"
+
+    def stop(line):
+        if line.startswith("step 6/8  loss"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train(falling, tmp_path / "cut", log=stop)
+    (tmp_path / "cut").rename(tmp_path / "moved")
+    assert quietly(falling, tmp_path / "moved")["kept_step"] == whole["kept_step"]
+    assert same(weights(tmp_path / "moved"), weights(tmp_path / "whole"), 0.0)
 
 
 @pytest.mark.fault("24", "a training run that diverges to NaN", "one line, and the last good checkpoint is kept")

@@ -35,16 +35,16 @@ def pair_row(number: int) -> dict[str, Any]:
     }
 
 
-def write_pairs(folder: Path, train: int = 48, test: int = 8) -> Path:
+def write_pairs(folder: Path, train: int = 48, test: int = 8, rows: list[dict[str, Any]] | None = None) -> Path:
     """A folder of pairs with a split."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     folder.mkdir(parents=True)
-    for split, numbers in (("train", range(train)), ("test", range(train, train + test))):
-        if numbers:
-            table = pa.Table.from_pylist([pair_row(number) for number in numbers])
-            pq.write_table(table, folder / f"{split}-00000-of-00001.parquet")
+    rows = rows or [pair_row(number) for number in range(train + test)]
+    for split, part in (("train", rows[:train]), ("test", rows[train:])):
+        if part:
+            pq.write_table(pa.Table.from_pylist(part), folder / f"{split}-00000-of-00001.parquet")
     return folder
 
 
