@@ -31,6 +31,7 @@ COMMANDS = {
     "dpo": ("train.dpo", "Train a policy on preference pairs (DPO, with TRL)."),
     "sft": ("train.sft", "Fine-tune a policy on the chosen steps of pairs (SFT, with TRL)."),
     "prm": ("train.prm", "Train a process reward model on the steps of trees."),
+    "improve": ("improve.improve", "Improve a policy in rounds of trees, training and evaluation."),
     "rl": ("train.rl", "Train a policy online on rollouts (GRPO, with TRL)."),
     "eval": ("evaluate.evaluate", "Evaluate policies on held-out questions, with 95 % intervals."),
     "report": ("inspect.report", "Write HTML pages about a run, a training run or an evaluation."),

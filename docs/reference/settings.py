@@ -18,6 +18,7 @@ from reasonrag.core.settings import EXECUTION
 from reasonrag.core.table import Table
 from reasonrag.online_rl.settings import RLSettings, rl_presets
 from reasonrag.retrieval.index import IndexConfig
+from reasonrag.rounds import ImproveSettings, improve_presets
 from reasonrag.training.settings import DPO_PRESETS, PRM_PRESETS, SFT_PRESETS, DPOSettings, PRMSettings, SFTSettings
 
 # The commands, their settings, and presets by name.
@@ -26,6 +27,7 @@ SETTINGS: tuple[tuple[str, type[BaseModel], dict[str, Any]], ...] = (
     ("dpo train", DPOSettings, DPO_PRESETS),
     ("sft train", SFTSettings, SFT_PRESETS),
     ("prm train", PRMSettings, PRM_PRESETS),
+    ("improve", ImproveSettings, improve_presets("dpo")),
     ("rl train", RLSettings, rl_presets()),
     ("index build", IndexConfig, {}),
 )
@@ -75,7 +77,7 @@ def _but_flag(row: tuple[str, ...]) -> tuple[str, ...]:
 def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Dotted name and field of every leaf."""
     for name, field in model.model_fields.items():
-        inner = field.annotation
+        inner = get_args(field.annotation)[0] if get_origin(field.annotation) is types.UnionType else field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             default = field.get_default(call_default_factory=True)
             for deeper, leaf in fields(inner, f"{prefix}{name}."):

@@ -22,7 +22,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import nearest
 from reasonrag.dpo.preferences import read_preferences
 from reasonrag.dpo.token_rows import Pair, TokenPairs, data_of, tokenise
-from reasonrag.training.model import load_weights
+from reasonrag.training.model import load_weights, open_source
 from reasonrag.training.run import Log, TokenRows, TrainingData, TrainingRun
 from reasonrag.training.settings import DPOSettings, SFTSettings
 from reasonrag.training.trainer import GuardedTrainer
@@ -75,6 +75,11 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
         # here, as TRL would load the model's newest revision, whatever revision the settings name.
         is_frozen = settings.reference == "frozen" or (settings.reference == "auto" and settings.method == "full")
         reference = load_weights(run.source, settings) if is_frozen else None
+        if settings.reference_model is not None:
+            source = open_source(settings.model_copy(update={"model": settings.reference_model}))
+            reference = load_weights(source, settings)
+            if source.is_adapter:
+                reference = reference.merge_and_unload()
 
         trainer = run.build_trainer(StepDPOTrainer, *rows, ref_model=reference)
         run.train(trainer)

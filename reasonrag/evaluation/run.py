@@ -104,6 +104,7 @@ class Evaluation:
         rules: Rules = "house",
         judging: Judging | None = None,
         differently: bool = False,
+        questions: list[Question] | None = None,
     ) -> None:
         """Open questions and retriever, and check everything that needs no model.
 
@@ -122,6 +123,7 @@ class Evaluation:
             judging: the judge, and which of LasJ, OSR and USR it is asked for. None: no judged metrics.
             differently: whether a policy with a card may be
                 compared with one that has none and other prompts.
+            questions: taken instead of the configured ones.
 
         Raises:
             ConfigError, DataError: the settings do not fit together, or a file cannot be read.
@@ -146,7 +148,7 @@ class Evaluation:
         self._formats = {name: open_format(config) for name, config in configs.items()}
         if not differently:
             self._check_asked_alike()
-        self.questions, self.retriever = _open_shared(configs)
+        self.questions, self.retriever = _open_shared(configs, questions)
         settings = [config for points in self.points.values() for _, config in points]
         self.progress = Progress(len(self.questions) * len(settings), part="steps")
         self.progress.planned = len(self.questions) * sum(map(_most_steps, settings))
@@ -253,7 +255,7 @@ class Evaluation:
             self.progress.close()
             runner.run(llm.aclose())
             del llm
-            _release_memory()
+            release_memory()
 
     async def _run_settings(
         self, name: str, llm: LLM, folder: RunFolder, show: Show | None
@@ -385,8 +387,8 @@ def _judge_as_served(judge: JudgeConfig) -> JudgeConfig:
     return judge
 
 
-def _open_shared(configs: Mapping[str, Config]) -> tuple[list[Question], Retriever]:
-    """Open questions and retriever of the first policy.
+def _open_shared(configs: Mapping[str, Config], questions: list[Question] | None) -> tuple[list[Question], Retriever]:
+    """Open questions, unless they are given, and the retriever of the first policy.
 
     Raises:
         ConfigError: another policy has a different seed, different questions or another corpus.
@@ -398,7 +400,7 @@ def _open_shared(configs: Mapping[str, Config]) -> tuple[list[Question], Retriev
             raise ConfigError(
                 f"policies {first_name} and {name} differ in seed, questions or corpus; give them the same"
             )
-    questions = open_questions(first)
+    questions = questions if questions is not None else open_questions(first)
     return questions, open_retriever(first, questions)
 
 
@@ -408,7 +410,7 @@ def _shared_settings(config: Config) -> list[Any]:
     return [config.seed, config.questions, config.retrieval.model_dump(exclude=shown)]
 
 
-def _release_memory() -> None:
+def release_memory() -> None:
     """Return a closed model's memory to the device, so that the next model fits."""
     # Cycles of modules and hooks hold a model until they are collected.
     gc.collect()

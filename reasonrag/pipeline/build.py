@@ -29,6 +29,7 @@ from reasonrag.pipeline.parts import (
 from reasonrag.pipeline.tables import count_calls, export_pairs, export_trees, finish_shard, tree_rows
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.retrieval.base import BatchedRetriever
+from reasonrag.rewards.judge import TRIES
 from reasonrag.rollout import callable_in_notebooks
 from reasonrag.spre.estimate import JudgeEvaluator, PRMEvaluator, RolloutEvaluator
 from reasonrag.storage.files import write_json
@@ -213,35 +214,37 @@ class Build:
         return summary
 
 
+def most_calls(config: Config) -> dict[str, int]:
+    """Return the most calls of a tree by role: every expansion and every rollout goes to the step limit."""
+    search, choices, value = config.search, config.choice.candidates, config.value
+    # An iteration is one step, and with rollouts (Eq. 1) k completions of it to the step limit.
+    rollout_steps = value.rollouts * max(config.format.max_steps - 1, 0) if value.kind == "rollout" else 0
+    per_iteration = Counter(policy=choices, judge=int(value.kind == "judge"))
+    per_iteration["completer" if config.completer.spec else "policy"] += rollout_steps * choices
+    most = {role: search.iterations * calls for role, calls in per_iteration.items()}
+    if search.max_calls is not None:  # iterations in flight are completed, as `TreeSearch` says
+        limit = search.max_calls - 1 + per_iteration.total() * (search.lag + 1)
+        most = {role: min(calls, limit) for role, calls in most.items()}
+    return most | {"judge": most["judge"] * TRIES}
+
+
 def estimate(config: Config) -> str:
     """Return in words the calls, tokens and cost that a run needs at most. Calls no model."""
     questions = open_questions(config)
     format = open_format(config)
-    search, steps = config.search, config.format.max_steps
-    # An upper bound: every expansion and every rollout goes to the step limit.
-    # An iteration is one step, and with rollouts (Eq. 1) k completions of it to the step limit.
-    judgements = search.iterations if config.value.kind == "judge" else 0
-    rollout_steps = config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 0
-    per_question = search.iterations * (1 + rollout_steps) * config.choice.candidates
-    if search.max_calls is not None:
-        judgements = min(judgements, search.max_calls)
-        per_question = min(per_question, search.max_calls + (rollout_steps or 1))
-    completions = 0
-    if config.completer.spec is not None:  # it writes the rollouts, and the policy nothing but the expansions
-        completions = min(per_question, search.iterations * rollout_steps * config.choice.candidates)
-        per_question = min(per_question, search.iterations * config.choice.candidates)
+    steps = config.format.max_steps
+    a_tree = most_calls(config)
+    completions = a_tree.get("completer", 0)
     first_prompts = [format.prompt(question, ()) for question in questions[:100]]
     prompt_chars = sum(len(message.content) for prompt in first_prompts for message in prompt.messages)
     passage_chars = min(_PASSAGE_CHARS, config.retrieval.max_passage_chars) * config.retrieval.top_k
     # About 4 characters a token; every second step shows passages; thoughts grow by what a step writes.
     prompt_tokens = (prompt_chars / len(first_prompts) + passage_chars / 2) / 4 + _WRITTEN * steps / 2
     written = {role: min(_WRITTEN, model.max_tokens) for role, model in config.prices.items()}
-    calls = {"policy": len(questions) * per_question, "judge": len(questions) * judgements}
-    if completions:
-        calls["completer"] = len(questions) * completions
+    calls = {role: len(questions) * count for role, count in a_tree.items()}
     millions = (calls["policy"] + calls.get("completer", 0)) * (prompt_tokens + written["policy"]) / 1e6
     lines = [
-        f"{len(questions)} questions; at most {per_question} policy calls and {judgements} judge calls each",
+        f"{len(questions)} questions; at most {a_tree['policy']} policy calls and {a_tree['judge']} judge calls each",
         f"at most {calls['policy']} policy calls and {calls['judge']} judge calls; early ends save most of them",
         f"about {prompt_tokens:.0f} prompt tokens and {written['policy']} written ones a call: {millions:.1f} M tokens "
         f"at most (--max-tokens allows {config.policy.max_tokens} written ones)",

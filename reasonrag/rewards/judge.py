@@ -36,16 +36,14 @@ class Contract(Generic[Verdict]):
     reminder: str
 
 
+TRIES = 3  # requests for a verdict, until one can be read
+
+
 class JudgeService:
     """Asks a model for verdicts. Safe to use from many tasks of an event loop."""
 
     def __init__(
-        self,
-        llm: LLM,
-        prompts: PromptSet,
-        *,
-        sampling: Sampling | None = None,
-        attempts: int = 3,
+        self, llm: LLM, prompts: PromptSet, *, sampling: Sampling | None = None, attempts: int = TRIES
     ) -> None:
         """Set the service up.
 
@@ -189,7 +187,9 @@ _PROCESS = Contract(
 class ProcessJudge:
     """Scores a trajectory against its golden answers (arXiv:2505.14069, eq. 6, Fig. 14)."""
 
-    def __init__(self, llm: LLM, prompts: PromptSet, *, sampling: Sampling | None = None, attempts: int = 3) -> None:
+    def __init__(
+        self, llm: LLM, prompts: PromptSet, *, sampling: Sampling | None = None, attempts: int = TRIES
+    ) -> None:
         """Set the judge up with the arguments of `JudgeService`."""
         self.llm = llm
         self.service = JudgeService(llm, prompts, sampling=sampling, attempts=attempts)

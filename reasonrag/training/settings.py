@@ -105,6 +105,7 @@ class DPOSettings(PairSettings):
         "frozen copy if all weights are trained",
         "--reference",
     )
+    reference_model: str | None = setting(None, "reference model, as --model (default: the model before training)")
 
 
 class SFTSettings(PairSettings):

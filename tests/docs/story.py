@@ -53,6 +53,7 @@ NOT_RUN = {
 READ_ONLY = {
     "accelerate launch": "needs several GPUs",
     "srun": "needs Slurm",
+    "reasonrag improve --dataset hotpotqa": "starts vLLM; tests/rounds/test_rounds.py starts a server",
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
     "reasonrag env serve": "does not end; tests/agents/test_environment.py serves one",
     "reasonrag build-tree --recording": "needs a recorded agent; tests/formats/test_recorded.py has one",
@@ -86,6 +87,7 @@ ADDED = {
     "reasonrag build-tree --preset demo --limit 1 --seed 5": "--limit 1 --iterations 8",  # the very tree of the page
     "reasonrag build-tree --preset official": "--policy demo --limit 3 --iterations 24",  # or there is no pair
     "reasonrag eval": "--limit 2",
+    "reasonrag improve": "--limit 6 --iterations 6 --rounds 1 --dev-limit 2 --set train.max_steps=1",
     "reasonrag eval --dataset hotpotqa,popqa": "--max-unreadable 1",  # the demo's policy learned other prompts
     "reasonrag eval --dataset demo": "--allow-prompt-mismatch",  # the server of the tests has no folder
     "reasonrag dpo train": f"--model demo --set max_steps=1 --set dtype=float32 {FEW}",

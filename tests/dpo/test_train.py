@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -55,6 +56,14 @@ def weights(folder):
 
 def same(one, other, tolerance):
     return one.keys() == other.keys() and all((one[k] - other[k]).abs().max() <= tolerance for k in one)
+
+
+def test_a_policy_is_held_to_the_reference_model_that_is_named(policy, data, whole, tmp_path):
+    losses = []
+    for reference in (None, str(policy)):
+        settings = dpo_settings(data, whole[0], max_steps=1, trainer=EVERY_6, reference_model=reference)
+        losses.append(quietly(settings, tmp_path / str(bool(reference)))["history"][0]["loss"])
+    assert losses[0] == pytest.approx(math.log(2)) and losses[1] < losses[0] - 0.05
 
 
 CHILD = """
