@@ -275,7 +275,7 @@ def open_turn(path: Sequence[Row]) -> list[Row] | None:
     end = 0  # of the spans so far, in the text of the turn
     for step in before:
         own = step.get("prefix") or ""
-        if len(own) < end or not shown.startswith(own + step["text"]):
+        if not step["text"] or len(own) < end or not shown.startswith(own + step["text"]):
             continue  # the format does not show the step
         turn += [_span(shown[end : len(own)]), _span(step["text"], step.get("token_ids"))]
         end = len(own) + len(step["text"])

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from reasonrag.dpo.pairs import derive_pairs, derive_trajectory_pairs, in_test_split
+from reasonrag.dpo.pairs import derive_pairs, derive_trajectory_pairs, in_test_split, open_turn
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema
 
 
@@ -195,3 +195,10 @@ def test_a_pair_says_how_sure_it_is_and_unsure_ones_can_be_left_out():
 def test_the_verdicts_behind_a_judges_value_are_not_known():
     (row,) = pairs(node(1, value=0.9), node(2, value=0.1), reward="judge")
     assert (row["chosen_error"], row["rejected_error"], row["confidence"]) == (None, None, None)
+
+
+def test_a_step_without_a_text_is_not_part_of_the_turn_that_the_next_prompt_opens():
+    """The policy ended its turn at once, and is asked the same again, or for an answer: its end token is not read."""
+    opened = {"prefix": "So the answer is <answer>"}
+    silent = [node(1, text="", token_ids=[7]), node(2, text="", token_ids=[7], **opened)]
+    assert open_turn([*silent, node(3, text="x</answer>", token_ids=[8, 9], **opened)]) is None
