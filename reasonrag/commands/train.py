@@ -54,7 +54,7 @@ def dpo() -> None:
 
 @dpo.command("train")
 @settings("DPOSettings", *_COMMON, "beta", "loss_type")
-@rare(settings("DPOSettings", *_RARE, "reference"))
+@rare(settings("DPOSettings", *_RARE, "reference", "smooth_by_confidence"))
 @configuration("DPOSettings")
 @OUT
 def dpo_train(out: Path | None, **given: Any) -> None:

@@ -38,7 +38,7 @@ from reasonrag.core.text import (
     quoted,
     valid_unicode,
 )
-from reasonrag.core.types import Message, Prompt, Span
+from reasonrag.core.types import Message, Prompt, Span, as_finite
 from reasonrag.storage.files import short_hash
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import (
@@ -141,6 +141,7 @@ class CheckedRow:
 
     `margin` is the difference of the rewards, None if unknown. `depth` counts the steps before the
     decision. `group` is data set and question; rows without a question id are grouped by their prompt.
+    `confidence` is the probability that the order is right, None if unknown.
     """
 
     place: str
@@ -150,6 +151,7 @@ class CheckedRow:
     group: Question
     types: tuple[str, str] = ("", "")
     target: Target | None = None
+    confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +427,7 @@ class _Facts(_Record):
     """Columns that rows of every layout may have."""
 
     margin: float | None = None
+    confidence: Any = None
     depth: NonNegativeInt | None = None
     chosen_reward: float | None = None
     rejected_reward: float | None = None
@@ -481,7 +484,10 @@ def read_row(place: str, record: Any) -> CheckedRow:
             raise Unusable("question_id is empty, or neither a text nor a whole number")
     dataset = valid_unicode(facts.dataset) if isinstance(facts.dataset, str) else ""
     types = [value if isinstance(value, str) else "" for value in (facts.chosen_type, facts.rejected_type)]
-    return CheckedRow(place, sides, facts.margin, facts.depth or 0, (dataset, question), (types[0], types[1]))
+    confidence = as_finite(facts.confidence)
+    sure = confidence if confidence is not None and 0 <= confidence <= 1 else None  # a column of another tool
+    group, kinds = (dataset, question), (types[0], types[1])
+    return CheckedRow(place, sides, facts.margin, facts.depth or 0, group, kinds, confidence=sure)
 
 
 def _without_proguide_names(record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -66,6 +66,7 @@ class Pair:
     depth: int
     group: tuple[str, str]
     target: Target | None = None
+    confidence: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -210,7 +211,7 @@ class _Encoder:
                     f"{row.place}: no token of its {side} side can be scored (prompt or completion is empty for this "
                     "model's tokenizer); remove the row"
                 )
-        return Pair(chosen, rejected, row.margin, row.depth, row.group, row.target)
+        return Pair(chosen, rejected, row.margin, row.depth, row.group, row.target, row.confidence)
 
     def _step(self, place: str, step: StepText) -> Segment:
         # Both sides of a pair, and often several pairs, have one prompt.

@@ -22,6 +22,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import nearest
 from reasonrag.dpo.preferences import read_preferences
 from reasonrag.dpo.token_rows import Pair, TokenPairs, data_of, tokenise
+from reasonrag.storage.files import short_hash
 from reasonrag.training.model import load_weights, open_source
 from reasonrag.training.run import Log, TokenRows, TrainingData, TrainingRun
 from reasonrag.training.settings import DPOSettings, SFTSettings
@@ -35,6 +36,7 @@ LOSS_TYPES = (
 _BATCH_LOSS_TYPES = {"aot", "aot_unpaired", "sft"}
 _IGNORED_LABEL = -100
 _STEP_COLUMN = "prompt_ids"
+_CONFIDENCE = "confidence"
 _SEGMENT_COLUMNS = ("chosen_prompts", "chosen_completions", "rejected_prompts", "rejected_completions")
 _REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 
@@ -62,8 +64,11 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
         # With lengths, pairs of like length share a forward
         # pass, unless the loss compares those of a pass.
         by_batch = _BATCH_LOSS_TYPES.intersection(loss_types)
-        make_rows = partial(pair_rows, pairs, with_lengths=not by_batch)
-        return TrainingData(pairs.checksum, pairs.card, pairs.facts, make_rows)
+        smooth, checksum = settings.smooth_by_confidence, pairs.checksum
+        if smooth:
+            checksum = short_hash([checksum, *(pair.confidence for pair in (*pairs.train, *pairs.test))])
+        make_rows = partial(pair_rows, pairs, with_lengths=not by_batch, smooth=smooth)
+        return TrainingData(checksum, pairs.card, pairs.facts, make_rows)
 
     with run:
         # Token rows on disk, and the last complete checkpoint if this run was interrupted.
@@ -121,15 +126,15 @@ def train_sft(settings: SFTSettings, out: Path | None, *, log: Log = print) -> T
     return run
 
 
-def pair_rows(pairs: TokenPairs, *, with_lengths: bool = True) -> dict[str, TokenRows]:
-    """Return token rows by split.
+def pair_rows(pairs: TokenPairs, *, with_lengths: bool = True, smooth: bool = False) -> dict[str, TokenRows]:
+    """Return token rows by split, if `smooth` with the `confidence` of each pair, 1 where it is unknown.
 
     A pair of single steps after one prompt has TRL's `prompt_ids`, `chosen_ids` and `rejected_ids`. If
-    any pair is of another shape, all have `chosen_prompts`, `chosen_completions`, `rejected_prompts` and
+    any pair is of another shape, or `smooth`, all have `chosen_prompts`, `chosen_completions`, `rejected_prompts` and
     `rejected_completions`, each a list with an entry for every step. `length` lets the trainer put pairs
     of like length into one forward pass.
     """
-    as_steps = all(_is_one_step(pair) for pair in (*pairs.train, *pairs.test))
+    as_steps = not smooth and all(_is_one_step(pair) for pair in (*pairs.train, *pairs.test))
     rows_by_split: dict[str, TokenRows] = {}
     for split, members in (("train", pairs.train), ("test", pairs.test)):
         rows_by_split[split] = []
@@ -143,6 +148,8 @@ def pair_rows(pairs: TokenPairs, *, with_lengths: bool = True) -> dict[str, Toke
                 else:
                     row[f"{side}_prompts"] = [list(segment.prompt_ids) for segment in segments]
                     row[f"{side}_completions"] = [list(segment.completion_ids) for segment in segments]
+            if smooth:
+                row[_CONFIDENCE] = 1.0 if pair.confidence is None else pair.confidence
             if with_lengths:
                 row["length"] = pair.tokens
             rows_by_split[split].append(row)
@@ -172,7 +179,8 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
 
     On pairs of single steps the loss is TRL's own, of any type. On pairs of
     trajectories it is the sigmoid loss (arXiv:2305.18290, eq. 7), and the
-    log-probability of a side is the sum over its steps, each in its own prompt.
+    log-probability of a side is the sum over its steps, each in its own prompt. With a column `confidence`,
+    c, the loss of a pair is c times its own and 1 - c times that of its reverse (cDPO; arXiv:2405.00451 has visits).
 
     Raises:
         ConfigError: pairs of trajectories, and a TRL option that their loss does not support.
@@ -184,8 +192,8 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
             supported |= {"loss_weights": None, "ld_alpha": None, "use_weighting": False}
             if others := [name for name, value in supported.items() if getattr(args, name) != value]:
                 raise ConfigError(
-                    f"pairs of trajectories have the plain sigmoid loss, which does not support {', '.join(others)}; "
-                    "leave that out, or train on pairs of steps"
+                    "pairs of trajectories, and smoothing by confidence, have the plain sigmoid loss, which does not "
+                    f"support {', '.join(others)}; leave that out, or train on pairs of steps without smoothing"
                 )
             if processing_class.pad_token is None:
                 processing_class.pad_token = processing_class.eos_token
@@ -199,7 +207,7 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        self._signature_columns: list[str] = list({*self._signature_columns, *_SEGMENT_COLUMNS})
+        self._signature_columns: list[str] = list({*self._signature_columns, *_SEGMENT_COLUMNS, _CONFIDENCE})
 
     def compute_ref_log_probs(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return `[pairs]` log-probabilities of both sides under the reference; TRL's precomputing calls it too."""
@@ -243,7 +251,8 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
         means = self.accelerator.gather(table).mean(dim=0).tolist()
         for name, mean in zip(metrics, means, strict=True):
             self._metrics["train" if self.model.training else "eval"][name].append(mean)
-        loss = -logsigmoid(metrics["rewards/margins"]).mean()
+        margins, confidence = metrics["rewards/margins"], inputs.get(_CONFIDENCE, 1.0)
+        loss = -(confidence * logsigmoid(margins) + (1 - confidence) * logsigmoid(-margins)).mean()
         return loss + self.router_aux_loss_coef * outputs.aux_loss if self.aux_loss_enabled else loss
 
 
@@ -272,7 +281,7 @@ def collate_segments(examples: Sequence[Mapping[str, Any]], *, pad_token_id: int
     batch["input_ids"] = pad_sequence(sequences, batch_first=True, padding_value=pad_token_id)
     batch["attention_mask"] = pad_sequence(attention, batch_first=True)
     batch["completion_mask"] = pad_sequence(scored, batch_first=True)
-    for name in _REFERENCE_COLUMNS:
+    for name in (*_REFERENCE_COLUMNS, _CONFIDENCE):
         if name in examples[0]:
             batch[name] = torch.tensor([example[name] for example in examples])
     return batch

@@ -99,6 +99,12 @@ class DPOSettings(PairSettings):
     loss_type: str = setting(
         "sigmoid", "loss function, by its name in TRL. Several such as sigmoid,sft are added up", "--loss-type"
     )
+    smooth_by_confidence: bool = setting(
+        False,
+        "smooth the labels: a pair counts the other way round, too, by the probability that its order is wrong, which "
+        "is 1 - confidence (cDPO; 0 where confidence is unknown)",
+        "--smooth-by-confidence/--no-smooth-by-confidence",
+    )
     reference: Literal["auto", "frozen", "precomputed"] = execution(
         "auto",
         "reference model: a frozen copy, or precomputed log-probabilities; auto: the model without its adapter, or a "

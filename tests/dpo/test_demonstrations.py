@@ -126,7 +126,7 @@ def test_a_base_model_learns_whole_trajectories_and_keeps_its_template(run, tmp_
     assert refused.stderr.splitlines()[-1].endswith(f"--out {tmp_path / 'sft'} --chat-template gemma")
     done = product.run(
         *("sft", "train", *flags, "--chat-template", "gemma", "--set", "max_steps=2", "--merge"),
-        *("--out", tmp_path / "sft"),
+        *("--min-questions", "1", "--min-examples", "1", "--out", tmp_path / "sft"),
     )
     assert done.returncode == 0, done.stderr
     facts = json.loads((tmp_path / "sft" / "training.json").read_text())["data"]

@@ -310,6 +310,15 @@ def test_few_pairs_are_refused_in_one_line_unless_they_are_asked_for(policy, tmp
     assert "\n" not in str(refused.value) and not (tmp_path / "dpo").exists()
 
 
+def test_pairs_of_which_nothing_is_known_teach_nothing_if_the_labels_are_smoothed(policy, tmp_path):
+    rows = [pair_row(number) | {"confidence": 0.5} for number in range(16)]
+    data, margins = write_pairs(tmp_path / "pairs", train=16, rows=rows), []
+    for smooth in (True, False):
+        settings = dpo_settings(data, policy, max_steps=3, smooth_by_confidence=smooth)
+        margins.append(quietly(settings, tmp_path / str(smooth))["final"]["train"]["rewards/margins"])
+    assert abs(margins[0]) < 0.01 < margins[1]
+
+
 def test_a_training_without_held_out_questions_has_no_held_out_figures(policy, tmp_path):
     data = write_pairs(tmp_path / "pairs", train=16, test=0)
     summary = quietly(dpo_settings(data, policy, max_steps=2), tmp_path / "dpo")

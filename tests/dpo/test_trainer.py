@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -137,6 +138,17 @@ def test_the_loss_is_that_of_plain_logits(made, folder, chat, tmp_path):
         assert loss_of(trainer, [row]).item() == pytest.approx(expected, abs=1e-5)
     mean = sum(by_hand(policy, reference, pair).item() for pair in pairs) / len(pairs)
     assert loss_of(trainer, rows_of(pairs)).item() == pytest.approx(mean, abs=1e-5)
+
+
+def test_a_pair_counts_the_other_way_round_by_the_probability_that_its_order_is_wrong(folder, chat, tmp_path):
+    pairs = [replace(pair, confidence=sure) for pair, sure in zip(step_pairs(chat, 3), (0.9, 0.3, None), strict=True)]
+    rows = pair_rows(examples(pairs), smooth=True)["train"]
+    trainer = make(rows, folder, tmp_path, moved=0.02)
+    policy, reference = load(folder, moved=0.02).double(), load(folder).double()
+    for pair, row, sure in zip(pairs, rows, (0.9, 0.3, 1.0), strict=True):
+        reverse = replace(pair, chosen=pair.rejected, rejected=pair.chosen)
+        right, wrong = (by_hand(policy, reference, one).item() for one in (pair, reverse))
+        assert loss_of(trainer, [row]).item() == pytest.approx(sure * right + (1 - sure) * wrong, abs=1e-5)
 
 
 @pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])

@@ -363,7 +363,8 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
     asked, demo = FakeOpenAI(lambda request: PLAN, models=("planner",)), Path(reasonrag.__file__).parent / "demo/policy"
     out, run, given = traces.folder, traces.folder / "run", preferences(tmp_path)
     model = save_tiny_model(tmp_path / "tiny", context=4096)
-    tiny = ("--model", model, "--set", "max_steps=1", "--min-examples", "1", "--min-questions", "1")
+    tiny = ("--model", model, "--set", "max_steps=1", "--min-questions", "1")
+    few = (*tiny, "--min-examples", "1")
     index = tmp_path / "index"  # it holds its corpus as it is (SECURITY.md)
     planned = ("--policy", "extractive", "--judge", asked.base_url, "--judge-model", "planner")
     commands: list[tuple[str | Path, ...]] = [
@@ -374,14 +375,14 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
         ("report", run, "--out", out / "page"),
         ("export", run, "--to", "trl", "--tokenizer", model, "--out", out / "to-trl"),
         *(("export", run, "--to", to, "--out", out / to) for to in ("llamafactory", "verl", "jsonl")),
-        ("dpo", "train", "--data", given["pairs"], *tiny, "--out", out / "dpo"),
-        ("sft", "train", "--data", given["pairs"], *tiny, "--out", out / "sft"),
+        ("dpo", "train", "--data", given["pairs"], *few, "--out", out / "dpo"),
+        ("sft", "train", "--data", given["pairs"], *few, "--out", out / "sft"),
         ("report", out / "dpo"),
         ("show", run, "q0"),
         ("show", run),
         ("verify", run),
         ("eval", *sea.flags, "--policy", "extractive", "--out", out / "eval"),
-        ("prm", "train", "--data", run, *tiny, *VALUES, "--out", out / "prm-policy"),
+        ("prm", "train", "--data", run, *few, *VALUES, "--out", out / "prm-policy"),
         ("rl", "plan", *sea.flags, *planned, "--out", out / "plans.parquet"),
         ("rl", "train", *sea.flags, "--preset", "search-r1", *tiny, *SHORT, "--out", out / "rl"),
         ("index", "build", "--corpus", sea.corpus, "--kind", "bm25", "--out", index),
