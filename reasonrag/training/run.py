@@ -96,7 +96,7 @@ _FIXED_ARGUMENTS = frozenset(
     (
         *("output_dir", "max_length", "save_total_limit", "warmup_steps", "warmup_ratio", "use_cpu"),
         *("resume_from_checkpoint", "push_to_hub", "hub_token", "padding_free", "packing"),
-        "load_best_model_at_end",
+        *("load_best_model_at_end", "eval_on_start"),
     )
 )
 # Counted from the start of a process, so wrong after a resume;
@@ -460,6 +460,7 @@ class TrainingRun(Generic[S]):
         settings, arguments = self.settings, self.arguments
         if test is None:
             arguments.eval_strategy = type(arguments.eval_strategy)("no")
+        arguments.eval_on_start = test is not None and self._plan.checkpoint is None
         model = load_weights(self.source, settings)
         stop_at_end_of_turn(model, self.chat)
         # An adapter that is trained further stays the one that it is.

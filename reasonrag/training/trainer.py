@@ -152,29 +152,27 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
         DPO's loss falls on while a policy forgets how to write any step (docs/training.md has figures). If
         the chosen steps are too unlikely in all entries, it is the entry in which they are least so.
         """
-        history: list[dict[str, Any]] = self.state.log_history
-        evaluations = [entry for entry in history if "eval_loss" in entry and entry["step"]]
-        unlikely, loss = min(map(self._badness, evaluations))
+        start, later = self._evaluations()
+        unlikely, loss = min(_badness(start, entry) for entry in later)
         enough = (unlikely, loss + _SAME_LOSS * abs(loss))
-        return [entry for entry in evaluations if self._badness(entry) <= enough][-1]
+        return [entry for entry in later if _badness(start, entry) <= enough][-1]
 
     def why_best(self) -> str:
         """Return a line if the best evaluation is not the last, or the chosen steps are too unlikely in it; or ""."""
-        best, steps = self.best_evaluation(), self.state.global_step
+        best, steps, (start, later) = self.best_evaluation(), self.state.global_step, self._evaluations()
         kept = f"kept step {best['step']} of {steps}"
-        for entry in self.state.log_history:
-            if "eval_loss" in entry and entry["step"] >= best["step"] and self._badness(entry)[0]:
+        for entry in later:
+            if entry["step"] >= best["step"] and _badness(start, entry)[0]:
                 return (
                     f"the held-out chosen steps' log-probability fell too far below its start by step {entry['step']}: "
                     f"{kept}; a lower --learning-rate unlearns less"
                 )
         return "" if best["step"] == steps else f"the held-out loss was lower, {best['eval_loss']:.4f}: {kept}"
 
-    def _badness(self, entry: Mapping[str, Any]) -> tuple[float, float]:
-        """Return by how many nats the held-out chosen steps are too unlikely, 0 if they are not, and the loss."""
-        change = entry.get("eval_rewards/chosen", 0.0) / getattr(self.args, "beta", 1.0)
-        start = entry.get("eval_logps/chosen", 0.0) - change
-        return max(0.0, -change - _MAY_FALL * (1.0 + abs(start))), entry["eval_loss"]
+    def _evaluations(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the log entry before the first step and those of later ones."""
+        entries = [entry for entry in self.state.log_history if "eval_loss" in entry]
+        return entries[0], entries[1:] or entries  # runs of older versions have no first one
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self.check_weights()  # or older checkpoints would be removed for one that cannot be trained further
@@ -277,6 +275,12 @@ def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float 
     if left_s and not prefix:
         parts.append(f"{duration(left_s)} left")
     return f"step {step}/{steps}  {'held-out: ' if prefix else ''}{'  '.join(parts)}"
+
+
+def _badness(start: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[float, float]:
+    """Return by how many nats the held-out chosen steps are too unlikely, 0 if they are not, and the loss."""
+    before, after = (row.get("eval_logps/chosen", 0.0) for row in (start, entry))
+    return max(0.0, before - after - _MAY_FALL * (1.0 + abs(before))), entry["eval_loss"]
 
 
 def score_labels_only(model: nn.Module) -> None:
