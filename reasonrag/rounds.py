@@ -151,8 +151,9 @@ class Improvement:
         """
         out, policy, left, rounds = self.out, self.first, self.questions, self.rounds
         content = {"questions": questions_fingerprint(left), "dev": questions_fingerprint(self.dev)}
-        limit = {"stage": type(self.train).__name__, "questions.limit": self.config.questions.limit}
-        described = describe(limit | identity(self.settings), content)
+        # More than a run depends on: here its pairs are trained on, and its questions are those of one round.
+        more = {"pairs": self.config.pairs.model_dump(mode="json"), "questions.limit": self.config.questions.limit}
+        described = describe({"stage": type(self.train).__name__, **identity(self.settings), **more}, content)
         folder = Folder(out, "run of improve", record="identity.json")
         with folder.locked():
             folder.check_same(described, ImproveSettings())

@@ -15,6 +15,7 @@ import pytest
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.text import common_text
+from reasonrag.pipeline.build import most_calls
 from reasonrag.rounds import Improvement, RoundsSettings, serving
 from reasonrag.storage.files import read_json
 from reasonrag.storage.parquet import read_parquet
@@ -90,7 +91,7 @@ def test_a_round_takes_what_is_left_and_paid_for_and_not_less_than_its_half(tmp_
     second, lacking = rounds.next_questions(left)
     assert (len(first), len(second), lacking) == (400, 200, "")
     assert rounds.next_questions(left[:150])[1] == "150 questions are left, and a round takes 400"
-    a_tree, an_evaluation = 4 * (1 + 2 * 7), 6 * 8
+    a_tree, an_evaluation = sum(most_calls(rounds.config).values()), 6 * 8
     paid = improvement(tmp_path, limit=20, budget=1000 + 15 * a_tree + an_evaluation)
     assert len(paid.next_questions(left, calls=1000)[0]) == 15
     chosen, lacking = paid.next_questions(left, calls=1000 + 6 * a_tree)
