@@ -202,6 +202,9 @@ def test_the_checkpoint_before_held_out_steps_are_unlearned_is_kept_also_by_a_ru
     losses = [entry["eval_loss"] for entry in whole["history"] if "eval_loss" in entry]
     assert losses[-1] == losses[whole["kept_step"]] <= 1.01 * min(losses[1:]), "of the weights that are kept"
 
+    kept = tmp_path / "whole" / "checkpoints" / f"checkpoint-{whole['kept_step']}"
+    assert same(weights(tmp_path / "whole"), weights(kept), 0.0)
+
     def stop(line):
         if line.startswith("step 6/8  loss"):
             os.kill(os.getpid(), signal.SIGTERM)
