@@ -22,7 +22,7 @@ import click
 from papers import PAPERS
 from papers.comparison import outputs, stages
 from papers.page import write
-from papers.plan import Plan
+from papers.plan import ADDRESS, Plan
 from papers.real import prepare
 from papers.results import evaluated, summarise
 from reasonrag.core.errors import ReasonRAGError
@@ -43,7 +43,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--model", type=PATH, help="real: folder of the model.")
 @click.option("--data", type=PATH, help="real: folder with questions/NAME.jsonl and corpus/NAME.jsonl.gz.")
 @click.option("--chat-template", help="real: chat template of a base model that has none.")
-@click.option("--serve", help="real: shell command that serves the folder {model} at {port}, for all that act.")
+@click.option("--serve", help=f"real: command that serves the folder {{model}} at {ADDRESS}, for whatever acts.")
 def main(
     paper: str,
     out: Path,

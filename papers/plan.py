@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from papers.serving import Server
 from reasonrag.core.errors import RunError
+from reasonrag.rounds import serving
 from reasonrag.storage.files import require_json, write_json
 from reasonrag.storage.folder import Folder
+
+ADDRESS = "http://127.0.0.1:8193/v1"  # of a model that is served
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,10 @@ class Plan:
     def __init__(self, out: Path, stages: Sequence[Stage], serve: str | None = None) -> None:
         """Bind a folder to all commands, which may extend the plan that the folder holds already.
 
-        `serve` is the command of `Server`.
+        `serve` is the command that serves a model at `ADDRESS`.
         """
         self.stages = stages
-        self._server = Server(serve)
+        self._serve = serve
         self.out = out
         self._file = out / "plan.json"
         self._folder = Folder(out, "plan", self._file.name)
@@ -84,7 +86,7 @@ class Plan:
         exit_code = 0
         done = {stage.out for stage in self.stages if self.is_done(stage)}
         planned = {stage.out for stage in self.stages}
-        with self._folder.locked(), closing(self._server):
+        with self._folder.locked():
             for number, stage in enumerate(self.stages, 1):
                 mark = f"[{number}/{len(self.stages)}]"
                 missing = [path for path in stage.needs if path in planned and path not in done]
@@ -121,12 +123,12 @@ class Plan:
 
         handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            self._server.serve(stage.serves)
             show(f"{mark} $ {stage.line}")  # a signal from here on is passed on
-            children.append(subprocess.Popen([sys.executable, "-m", "reasonrag", *stage.arguments]))
-            if is_stopped:  # while the command was being started
-                children[0].terminate()
-            code = children[0].wait()
+            with self._served(stage.serves):
+                children.append(subprocess.Popen([sys.executable, "-m", "reasonrag", *stage.arguments]))
+                if is_stopped:  # while the command was being started
+                    children[0].terminate()
+                code = children[0].wait()
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -135,6 +137,11 @@ class Plan:
         self.cpu_s[stage.line] = round(self.cpu_s.get(stage.line, 0.0) + cpu_s, 3)
         self._write()
         return 128 - code if code < 0 else code
+
+    def _served(self, model: Path | None) -> AbstractContextManager[None]:
+        if model is None or self._serve is None:
+            return nullcontext()
+        return serving(self._serve, ADDRESS, str(model), self.out)
 
     def done(self, stage: Stage) -> None:
         self._done.add(stage.line)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from papers.comparison import BASE, NO_GUARDS, Paper, Scale, evaluation_of
-from papers.plan import Stage
-from papers.serving import ADDRESS
+from papers.plan import ADDRESS, Stage
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import common_text, redact_data
 from reasonrag.storage.files import write_json, write_text, writing
@@ -141,7 +140,8 @@ class _Seed:
             return Stage.writing(out, *acting, f"{label}extractive")
         model, needs = self.weights(policy), () if policy == BASE else (self.at(policy),)
         if self.paper.is_served:
-            return Stage.writing(out, *acting, f"{label}{ADDRESS}", "--wait", "600", needs=needs, serves=model)
+            served = (f"{label}{ADDRESS}", "--concurrency", "32", "--set", "policy.timeout_s=3600")
+            return Stage.writing(out, *acting, *served, needs=needs, serves=model)
         template = self._template() if policy == BASE else ()
         own = (f"{label}hf:{model}", "--set", "policy.dtype=bfloat16", *template)
         return Stage.writing(out, *acting, *own, needs=needs)

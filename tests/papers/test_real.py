@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +11,10 @@ import pytest
 
 from papers import PAPERS
 from papers.comparison import stages
+from papers.plan import ADDRESS
 from papers.real import DATA_SETS, SPLITS, prepare, split_of
-from papers.serving import ADDRESS, Server
 from reasonrag.core.errors import DataError
 from reasonrag.storage.questions import load_questions
-from tests.e2e.product import wait_until
 
 
 def write_data(folder: Path, questions: int = 120) -> Path:
@@ -92,15 +89,3 @@ def test_a_served_policy_is_asked_by_address_while_its_folder_is_served():
     assert served[Path("OUT/seed-0/trees-2")].serves == Path("OUT/seed-0/dpo")
     assert served[Path("OUT/seed-0/eval/rag")].serves == Path("OUT/model")
     assert not any(stage.serves for stage in plan if "train" in stage.arguments or "extractive" in stage.line)
-
-
-def test_one_model_is_served_at_a_time_and_none_after_the_process_that_asked(tmp_path):
-    """A command that writes who is served until it is stopped; SIGKILL of the asking process stops it too."""
-    command = f'sh -c \'trap "echo end {{model}} >> {tmp_path}/said; exit" TERM; echo {{model}} >> {tmp_path}/said; '
-    command += "while :; do sleep 0.05; done'"
-    code = "import sys, os, signal, time; from pathlib import Path; from papers.serving import Server; "
-    code += f"server = Server(sys.argv[1]); said = Path({str(tmp_path / 'said')!r}); "
-    code += "[(server.serve(Path(name)), time.sleep(0.5)) for name in 'aab']; os.kill(os.getpid(), signal.SIGKILL)"
-    subprocess.run([sys.executable, "-c", code, command], check=False, timeout=60)
-    wait_until(lambda: (tmp_path / "said").read_text().split("\n")[:-1] == ["a", "end a", "b", "end b"])
-    Server(None).serve(Path("a"))
