@@ -94,19 +94,20 @@ class _Seed:
     def trees(self, name: str) -> Stage:
         policy, split = _TREES[name]
         iterations = (self.scale.iterations or 0) * (3 if policy == "reader" else 1)
-        shape = ("--iterations", str(iterations), "--lag", "0", "--test-share", "0")
+        shape = ("--iterations", str(iterations), "--lag", "0")
         questions = self._questions(split, self.scale.questions)
         return self._acting(self.at(name), policy, "build-tree", *questions, *shape)
 
     def pairs(self, name: str) -> Stage:
         trees = self.at("trees")
-        return Stage.writing(self.at(name), "pairs", str(trees), *_PAIRS[name], "--test-share", "0", needs=(trees,))
+        return Stage.writing(self.at(name), "pairs", str(trees), *_PAIRS[name], needs=(trees,))
 
     def trained(self, name: str) -> Stage:
         start, data, how = _TRAINED[name]
         arguments = ["dpo" if name.startswith("dpo") else "sft", "train", "--data", str(self.at(data))]
         arguments += ["--model", str(self.weights(start)), *(self._template() if start == BASE else ())]
         arguments += ["--method", "full", *how, "--batch-size", "1", "--accumulation", "8", "--save-steps", "15"]
+        arguments += ["--set", "trainer.bf16=true"]
         arguments += ["--min-examples", "1", *_FEW]
         arguments += ["--set", f"max_steps={self.scale.max_steps or -1}", "--seed", str(self.seed)]
         needs = [self.at(part) for part in (data, start) if part != BASE]
