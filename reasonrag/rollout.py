@@ -158,11 +158,11 @@ class Engine:
         self.scorer = scorer
         self.candidates = candidates
 
-    async def step(self, trajectory: Trajectory, *, seed: int) -> Trajectory:
+    async def step(self, trajectory: Trajectory, *, seed: int, final: bool = False) -> Trajectory:
         """Return the trajectory with one more step; it ends if that step answers or is the last one allowed.
 
-        The step is one that the format takes itself
-        (`Format.own_step`), or else the policy is asked for it.
+        The step is one that the format takes itself (`Format.own_step`), or else the
+        policy is asked for it. `final` demands an answer, as in the last step.
 
         Raises:
             ValueError: the trajectory has already ended.
@@ -180,7 +180,7 @@ class Engine:
             return await self._take(trajectory, step)
         # The last step has to answer: a trajectory that only searches
         # earns nothing, and its prefix would look worthless.
-        final = self.format.must_answer(trajectory.steps, self.max_steps)
+        final = final or self.format.must_answer(trajectory.steps, self.max_steps)
         # A growing turn holds the passages already; other
         # formats show them once, in a step that cannot search.
         is_read = self.format.append_only or self.format.stage(trajectory.steps) is not Stage.GROUNDING

@@ -25,7 +25,10 @@ from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.text import printable
 from reasonrag.core.types import WHOLE, Shard
 
-_PAIRS = ("pairs.min_margin", "pairs.min_confidence", "pairs.reward", "pairs.test_share")
+_PAIRS = (
+    *("pairs.rule", "pairs.min_margin", "pairs.min_confidence", "pairs.path_share", "pairs.per_question"),
+    *("pairs.reward", "pairs.test_share"),
+)
 
 
 @command("build-tree")
@@ -38,7 +41,7 @@ _PAIRS = ("pairs.min_margin", "pairs.min_confidence", "pairs.reward", "pairs.tes
     settings("Config", "policy.chat_template", "policy.max_tokens", "format.prompts", "format.open_tags"),
     settings("Config", "format.max_steps", "search.recording", "search.lag", "search.max_calls"),
     settings("Config", "search.max_children", "search.selection", "value.alpha", "completer.spec", "completer.model"),
-    settings("Config", *_PAIRS, "choice.prm", "choice.candidates"),
+    settings("Config", "pairs.confirm", *_PAIRS, "choice.prm", "choice.candidates"),
     settings("Config", "run", "policy.input_price", "policy.output_price"),
     SHARD,
 )

@@ -259,10 +259,27 @@ class ChoiceConfig(Section):
 class PairsConfig(Section):
     """Which siblings become pairs (arXiv:2505.14069, sec. 2.2.3). Other pairs can be derived without model calls."""
 
-    min_margin: float = execution(0.01, "minimum difference between the two rewards of a pair", "--min-margin", ge=0)
-    min_confidence: float = execution(
-        0.0, "minimum probability that the order of two steps is right, such as 0.8", "--min-confidence", ge=0, le=1
+    rule: Literal["best", "siblings"] = execution(
+        "best",
+        "what is compared in a state: best (the best with the worst step of each type, searching with answering) or "
+        "siblings (every two, as in the paper)",
+        "--pair-rule",
     )
+    confirm: int = setting(
+        4, "fresh rollouts of each side of a pair, made after the search to confirm it; 0 makes none", "--confirm", ge=0
+    )
+    min_confidence: float = execution(
+        0.8, "minimum probability that the order of two steps is right", "--min-confidence", ge=0, le=1
+    )
+    min_margin: float = execution(0.01, "minimum difference between the two rewards of a pair", "--min-margin", ge=0)
+    path_share: float = execution(
+        1.0,
+        "share to keep of the pairs whose sides differ only in the length of their paths",
+        "--path-share",
+        ge=0,
+        le=1,
+    )
+    per_question: int = execution(8, "maximum pairs of a question, the surest first; 0 keeps all", "--max-pairs", ge=0)
     reward: Literal["spre", "judge", "prm"] = execution(
         "spre", "reward that pairs compare: SPRE, or the values of the judge or model of --value", "--pair-reward"
     )
@@ -320,8 +337,9 @@ class Config(Section):
             raise ValueError(f"pairs.reward is {reward}, but no {reward} values the nodes; add --value {reward}")
         if reward != "spre" and self.pairs.alpha is not None:
             raise ValueError(f"pairs.alpha is for SPRE, but pairs.reward is {reward}; leave one of them out")
-        if reward != "spre" and self.pairs.min_confidence:
-            raise ValueError(f"pairs.min_confidence is for SPRE, but pairs.reward is {reward}; leave one of them out")
+        for name in ("min_confidence", "confirm"):
+            if reward != "spre" and name in self.pairs.model_fields_set and getattr(self.pairs, name):
+                raise ValueError(f"pairs.{name} is for SPRE, but pairs.reward is {reward}; leave one of them out")
         # A choice needs several candidates, which only sampling gives.
         choice = self.choice
         is_sampled = choice.candidates > 1 or choice.best_of > 1
@@ -335,6 +353,11 @@ class Config(Section):
         if self.pairs.level == "trajectory" and (reward != "spre" or self.pairs.alpha is not None):
             raise ValueError("whole trajectories are compared by the F1 of their answers; leave reward and alpha out")
         return self
+
+    @property
+    def fresh_rollouts(self) -> int:
+        """Fresh rollouts that confirm each side of a pair; none if pairs compare anything but SPRE."""
+        return self.pairs.confirm if (self.pairs.reward, self.pairs.level) == ("spre", "step") else 0
 
     @property
     def stall_s(self) -> float:
@@ -359,6 +382,8 @@ class Config(Section):
         return {"policy": self.policy, "judge": self.judge.llm if own else self.policy, **completer}
 
 
+# Every two siblings, whatever their confidence.
+_PAPER_PAIRS: Tree = {"rule": "siblings", "confirm": 0, "min_confidence": 0.0, "path_share": 1.0, "per_question": 0}
 # The tiny policy was trained on brief prompts with one passage per query, and is useless with others.
 _DEMO_POLICY: Tree = {
     "policy": {"max_tokens": 48},
@@ -372,6 +397,7 @@ PRESETS: dict[str, Tree] = {
         "search": {"selection": "puct", "lag": 0},
         "value": {"kind": "judge"},
         "retrieval": {"top_k": 3},
+        "pairs": _PAPER_PAIRS,
     },
     "official": {
         # The published builder: 64 iterations, 2 children, 7 free steps and
@@ -384,6 +410,7 @@ PRESETS: dict[str, Tree] = {
         "value": {"kind": "judge", "alpha": 0.9, "weighting": "visits"},
         "format": {"max_steps": 8},
         "retrieval": {"top_k": 3, "passage_order": "best_last"},
+        "pairs": _PAPER_PAIRS,
     },
     "demo": {
         **_DEMO_POLICY,

@@ -11,27 +11,33 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
 from reasonrag.core.text import common_text
 from reasonrag.spre.decisions import (
     Decision,
     PairReward,
     confidence,
+    content_of,
     decisions_of,
+    effect_of,
     full_prompt,
     standard_error,
     step_end,
+    stopping,
 )
 from reasonrag.spre.estimate import Weighting
 from reasonrag.storage.parquet import Row, by_question, read_batches
 from reasonrag.storage.tables import tree_schema
 
 Question = tuple[str, str]  # data set and id
+PairRule = Literal["best", "siblings"]
 
 # Columns of `tables.tree_schema` that pairs are derived from.
 NODE_COLUMNS = (
-    *("dataset", "question_id", "node_id", "parent_id", "depth", "action", "content", "prompt", "prefix", "stop"),
-    *("origin", "text", "finish_reason", "token_ids", "prompt_tokens", "visits", "valued", "value", "f1"),
+    *("dataset", "question_id", "node_id", "parent_id", "depth", "origin", "action", "content", "prompt", "prefix"),
+    *("stop", "text", "finish_reason", "token_ids", "prompt_tokens", "visits", "valued", "value", "f1"),
+    "passages.list.element.id",
 )
 
 # A margin of exactly the threshold counts; this keeps 0.81 - 0.80 from falling short of 0.01 by rounding.
@@ -47,18 +53,19 @@ def derive_pairs(
     min_margin: float = 0.01,
     reward: PairReward = "spre",
     weighting: Weighting = "trajectories",
+    rule: PairRule = "best",
+    per_question: int = 0,
     min_confidence: float = 0.0,
+    path_share: float = 1.0,
     read_ids: bool = True,
     repeated: Collection[tuple[str, str]] | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[Row]:
-    """Yield every preference between two siblings, as rows of `tables.pair_schema`.
+    """Yield preferences between two decisions of a state, as rows of `tables.pair_schema`.
 
-    Equal steps in equal states are one decision with one reward (`decisions_of`), so that no two
-    pairs contradict each other. Two decisions are compared if they are siblings under some parent, once,
-    by the first such parent: each is represented by its earliest node there, which no longer search
-    replaces. Both have a reward (a branch without a final answer has none), and the rewards differ by at
-    least `min_margin`. The higher one is chosen; a step that could not be parsed is never chosen. A
+    No two pairs contradict each other, as steps of one state that do the same are one decision with one reward
+    (`decisions_of`). Both sides of a pair have a reward (a branch without a final answer has none), and the rewards
+    differ by at least `min_margin`. The higher one is chosen; a step that could not be parsed is never chosen. A
     preference that occurs again in another tree is kept once. One that another tree reverses, as the same
     question with other golden answers may, is left out.
 
@@ -70,31 +77,59 @@ def derive_pairs(
         min_margin: smallest difference of rewards, in [0, 1].
         reward: "spre", or "judge" or "prm" for the search's value Q.
         weighting: how trajectories are averaged.
+        rule: "best" compares in each state the best and the worst of each type of action, searching with
+            answering, and what cannot be read with the best step. "siblings" compares every two siblings, as
+            the paper does (arXiv:2505.14069, sec. 2.2.3), and takes only steps of equal text for the same.
+        per_question: most pairs of a question, the surest first; 0 keeps all.
         min_confidence: smallest probability that the order is right
             (`spre.decisions`), in [0, 1]; it is unknown for the others.
+        path_share: share of the pairs that differ only in the length of their paths that is kept, in [0, 1].
         read_ids: whether the policy read ids, so that an open turn
             kept its sampled ids; a server that gets text encodes it again.
         repeated: data set and id of the questions with a text that another tree has too, so that only
             their pairs are remembered; by default the pairs of all trees are.
-        left_out: counts pairs that are left out, by cause: "low confidence", "reversed".
+        left_out: counts pairs that are left out, by cause: "low confidence", "small margin" (by fresh
+            rollouts), "shorter path", "reversed", "one-sided yes or no" (more of one order than of the other).
     """
     left_out = Counter() if left_out is None else left_out
-    least = max(min_margin - _ROUNDING, _ROUNDING)  # equal rewards are no preference, whatever the threshold
+    one_sided: dict[tuple[str, str], list[Row]] = {("yes", "no"): [], ("no", "yes"): []}
     for tree, seen in _trees(nodes, repeated):
-        decisions = decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting)
-        for chosen, rejected in _rivals(tree, decisions):
-            if chosen.node["action"] == "malformed" or chosen.reward - rejected.reward < least:
-                continue
+        rivals = rivals_of(
+            tree,
+            rule=rule,
+            alpha=alpha,
+            min_margin=min_margin,
+            reward=reward,
+            weighting=weighting,
+            per_question=per_question,
+        )
+        for chosen, rejected in rivals:
+            prompt = full_prompt(chosen.node)
             # Single verdicts of a judge are not kept, so nothing is known of how sure its values are.
             sureness = confidence(chosen.decision, rejected.decision) if reward == "spre" else None
-            prompt = full_prompt(chosen.node)
-            if min_confidence and (sureness or 0.0) < min_confidence:
-                left_out["low confidence"] += 1
-            elif fingerprint := _new(seen, left_out, prompt, chosen.decision.content, rejected.decision.content):
+            is_unsure = sureness is not None and sureness < min_confidence
+            if is_unsure or chosen.decision.estimate - rejected.decision.estimate < _least(min_margin):
+                left_out["low confidence" if is_unsure else "small margin"] += 1
+            elif (
+                reward == "spre"
+                and _is_longer_path(chosen, rejected)
+                and _fraction(prompt, chosen.node["text"]) >= path_share
+            ):
+                left_out["shorter path"] += 1
+            elif fingerprint := _new(seen, left_out, prompt, content_of(chosen.node), content_of(rejected.node)):
                 turn = open_turn(path_from_root(tree, chosen.node)) if read_ids else None
                 pair = _step_pair(chosen, rejected, reward) | {"prompt": prompt, "turn": turn, "confidence": sureness}
                 pair_id = _digest(config_hash, fingerprint)[:16]
-                yield pair | {"pair_id": pair_id, "policy": policy, "config_hash": config_hash}
+                pair |= {"pair_id": pair_id, "policy": policy, "config_hash": config_hash}
+                answers = content_of(chosen.node)[1], content_of(rejected.node)[1]
+                if rule == "siblings" or answers not in one_sided:
+                    yield pair
+                elif opposite := one_sided[answers[::-1]]:
+                    yield from (opposite.pop(), pair)
+                else:  # more of one than of the other would teach how often each is right
+                    one_sided[answers].append(pair)
+    if surplus := sum(map(len, one_sided.values())):
+        left_out["one-sided yes or no"] = surplus
 
 
 def derive_trajectory_pairs(
@@ -171,29 +206,118 @@ def _trees(nodes: Iterable[Row], repeated: Collection[tuple[str, str]] | None) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """One of two siblings: the earliest node of a decision below their parent."""
+class Side:
+    """One side of a pair: a node that was written in the state, and the decision that it stands for."""
 
     node: Row
     decision: Decision
-    reward: float  # the decision's
 
 
-def _rivals(tree: Sequence[Row], decisions: Sequence[Decision | None]) -> Iterator[tuple[_Side, _Side]]:
+def rivals_of(
+    tree: Sequence[Row],
+    *,
+    rule: PairRule,
+    alpha: float,
+    min_margin: float,
+    reward: PairReward,
+    weighting: Weighting,
+    per_question: int,
+) -> list[tuple[Side, Side]]:
+    """Return the pairs of a tree, the better side first, as its search shows it: before fresh rollouts confirm them.
+
+    The arguments are those of `derive_pairs`.
+    """
+    same = content_of if rule == "siblings" else effect_of
+    decisions = decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting, same=same)
+    compared = _siblings(tree, decisions) if rule == "siblings" else _best_and_worst(tree, decisions, alpha=alpha)
+    rivals = []
+    for chosen, rejected in compared:
+        margin = _reward(chosen) - _reward(rejected)
+        if chosen.node["action"] != "malformed" and margin >= _least(min_margin):
+            sureness = margin
+            if reward == "spre":
+                sureness = confidence(chosen.decision.searched, rejected.decision.searched)
+            rivals.append((sureness, chosen, rejected))
+    if per_question:
+        rivals = _surest_of_each_type(rivals)[:per_question]
+    return [(chosen, rejected) for _, chosen, rejected in rivals]
+
+
+def _surest_of_each_type(rivals: Iterable[tuple[float, Side, Side]]) -> list[tuple[float, Side, Side]]:
+    """Return the pairs of each type in turn, the surest first: answers are surest, and alone they teach no search."""
+    taken = Counter[tuple[str, str]]()
+    turns = []
+    for rival in sorted(rivals, key=lambda rival: -rival[0]):
+        types = rival[1].node["action"], rival[2].node["action"]
+        turns.append((taken[types], rival))
+        taken[types] += 1
+    return [rival for _, rival in sorted(turns, key=lambda turn: turn[0])]
+
+
+def _siblings(tree: Sequence[Row], decisions: Sequence[Decision | None]) -> Iterator[tuple[Side, Side]]:
     """Yield each two decisions with a reward that are siblings somewhere in the tree, once, the better one first."""
     # A decision may have nodes below several parents, as equal states are reached on several paths.
-    families: dict[int, dict[int, _Side]] = defaultdict(dict)  # by parent, then by the decision's oldest node
+    families: dict[int, dict[int, Side]] = defaultdict(dict)  # by parent, then by the decision's oldest node
     for node, decision in zip(tree, decisions, strict=True):
-        # Steps of a completer value those above them, and are not the policy's to compare.
-        if decision is not None and decision.reward is not None and node.get("origin") != "completion":
-            families[node["parent_id"]].setdefault(decision.nodes[0], _Side(node, decision, decision.reward))
+        if decision is not None and decision.reward is not None:
+            families[node["parent_id"]].setdefault(decision.nodes[0], Side(node, decision))
     compared: set[tuple[int, ...]] = set()
     for family in families.values():
         for two in combinations(sorted(family), 2):
             if two not in compared:
                 compared.add(two)
-                first, second = family[two[0]], family[two[1]]
-                yield (first, second) if first.reward >= second.reward else (second, first)
+                worse, better = sorted((family[two[1]], family[two[0]]), key=_reward)
+                yield better, worse
+
+
+def _best_and_worst(
+    tree: Sequence[Row], decisions: Sequence[Decision | None], *, alpha: float
+) -> Iterator[tuple[Side, Side]]:
+    """Yield, for each state, the best decision against the worst one of each type of action, what cannot be read
+    against the best of all, and searching against answering.
+    """
+    states: dict[int, dict[int, Side]] = defaultdict(dict)  # by state, then by the decision's oldest node
+    for decision in decisions:
+        if decision is not None and decision.reward is not None:
+            oldest = decision.nodes[0]
+            states[decision.state].setdefault(oldest, Side(tree[oldest], decision))
+    for family in states.values():
+        ranked = sorted(family.values(), key=_reward, reverse=True)
+        by_type: dict[str, list[Side]] = defaultdict(list)
+        for side in ranked:
+            by_type[side.node["action"]].append(side)
+        broken = by_type.pop("malformed", [])
+        for sides in by_type.values():
+            if len(sides) > 1:
+                yield sides[0], sides[-1]
+        if broken and len(ranked) > len(broken):
+            yield next(side for side in ranked if side.node["action"] != "malformed"), broken[-1]
+        if "query" in by_type and "answer" in by_type:
+            search, answers = by_type["query"][0], by_type["answer"]
+            stop = stopping(tree, [answer.decision for answer in answers], alpha=alpha)
+            if _reward(search) > (stop.reward or 0.0):
+                yield search, Side(answers[-1].node, stop)
+            else:
+                yield Side(answers[0].node, stop), search
+
+
+def _least(min_margin: float) -> float:
+    """Return the least difference that counts: equal rewards are no preference, whatever the threshold."""
+    return max(min_margin - _ROUNDING, _ROUNDING)
+
+
+def _reward(side: Side) -> float:
+    return side.decision.reward or 0.0
+
+
+def _is_longer_path(chosen: Side, rejected: Side) -> bool:
+    """Return whether the rejected side is as often right as the chosen one, and takes more steps."""
+    return (chosen.decision.correctness or 0.0) - (rejected.decision.correctness or 0.0) < _ROUNDING
+
+
+def _fraction(*parts: object) -> float:
+    """Return a number in [0, 1) that depends on JSON values alone."""
+    return int(_digest(*parts)[:12], 16) / 16**12
 
 
 def _new(seen: set[str], left_out: Counter[str], *preference: object) -> str:
@@ -213,13 +337,13 @@ def _new(seen: set[str], left_out: Counter[str], *preference: object) -> str:
     return fingerprint
 
 
-def _step_pair(chosen: _Side, rejected: _Side, reward: PairReward) -> Row:
+def _step_pair(chosen: Side, rejected: Side, reward: PairReward) -> Row:
     node = chosen.node
     pair: Row = {
         "question_id": node["question_id"],
         "dataset": node["dataset"],
         "depth": node["depth"] - 1,
-        "margin": chosen.reward - rejected.reward,
+        "margin": chosen.decision.estimate - rejected.decision.estimate,
         "parent_node_id": node["parent_id"],
         "prompt_tokens": node["prompt_tokens"],
     }
@@ -229,11 +353,11 @@ def _step_pair(chosen: _Side, rejected: _Side, reward: PairReward) -> Row:
         columns = {
             "type": node["action"],
             "end": step_end(node),
-            "reward": side.reward,
+            "reward": decision.estimate,
             "visits": node["visits"],
             "node_id": node["node_id"],
             "pooled": list(decision.nodes),
-            "rollouts": len(decision.ends),
+            "rollouts": len(decision.ends) + len(decision.fresh),
             "error": standard_error(decision) if reward == "spre" else None,
             "token_ids": node.get("token_ids"),
         }

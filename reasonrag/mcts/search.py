@@ -31,6 +31,7 @@ class Origin(StrEnum):
     RECORDED = "recorded"  # a step of a recorded agent
     ROLLOUT = "rollout"  # a step of a completion made to value a node above it (Eq. 1): paid for, so kept
     COMPLETION = "completion"  # the same by another model than the policy: kept, and never searched or compared
+    CONFIRMATION = "confirmation"  # a step of a rollout made after the search, to confirm a pair
 
 
 @dataclass(slots=True)

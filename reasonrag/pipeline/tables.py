@@ -18,10 +18,12 @@ from reasonrag.core.text import exact_match, token_f1
 from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search, Shard, Step
 from reasonrag.dpo.pairs import (
     NODE_COLUMNS,
+    Side,
     derive_pairs,
     derive_trajectory_pairs,
     in_test_split,
     repeated_questions,
+    rivals_of,
 )
 from reasonrag.formats import Format
 from reasonrag.mcts.search import Node, Tree
@@ -197,8 +199,7 @@ def export_pairs(
         writer.close()
     return count_pairs(folder, config) | {
         "left_out": dict(sorted(left_out.items())),
-        "min_margin": settings.min_margin,
-        "min_confidence": settings.min_confidence,
+        **settings.model_dump(include={"rule", "min_margin", "min_confidence", "path_share", "per_question"}),
         "reward": "f1" if whole else settings.reward,
         "alpha": None if whole else settings.alpha or config.value.alpha,
         "level": settings.level,
@@ -227,17 +228,27 @@ def pairs_of(
     """
     settings = config.pairs
     common: dict[str, Any] = {"policy": policy, "config_hash": config_hash, "read_ids": config.policy.reads_ids}
-    common |= {"repeated": repeated, "left_out": left_out, "min_margin": settings.min_margin}
+    common |= {"repeated": repeated, "left_out": left_out}
     if settings.level == "trajectory":
-        return derive_trajectory_pairs(nodes, **common)
+        return derive_trajectory_pairs(nodes, min_margin=settings.min_margin, **common)
     return derive_pairs(
         nodes,
-        alpha=settings.alpha or config.value.alpha,
-        weighting=config.value.weighting,
-        reward=settings.reward,
         min_confidence=settings.min_confidence,
+        path_share=settings.path_share,
+        **_comparison(config),
         **common,
     )
+
+
+def rivals_in(tree: Sequence[Row], config: Config) -> list[tuple[Side, Side]]:
+    """Return the pairs of a tree that the configuration asks for, before anything confirms them (`rivals_of`)."""
+    return rivals_of(tree, **_comparison(config))
+
+
+def _comparison(config: Config) -> dict[str, Any]:
+    settings = config.pairs
+    chosen = settings.model_dump(include={"rule", "min_margin", "reward", "per_question"})
+    return chosen | {"alpha": settings.alpha or config.value.alpha, "weighting": config.value.weighting}
 
 
 def count_pairs(folder: Path, config: Config) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_question
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText, Target
 from reasonrag.dpo.token_rows import TokenPairs, data_of, tokenise
 from reasonrag.prm.scorer import PRM_FILE, answer_ids, log_odds, padded
-from reasonrag.spre.decisions import Decision, decisions_of, standard_error, step_end
+from reasonrag.spre.decisions import Decision, decisions_of, step_end
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths
 from reasonrag.storage.tables import tree_schema
@@ -37,8 +37,8 @@ from reasonrag.training.settings import PRMSettings
 from reasonrag.training.trainer import GuardedTrainer
 
 _COLUMNS = (
-    *("dataset", "question_id", "node_id", "parent_id", "depth", "action", "content", "visits", "f1"),
-    *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids"),
+    *("dataset", "question_id", "node_id", "parent_id", "depth", "origin", "action", "content", "visits", "f1"),
+    *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids", "passages.list.element.id"),
 )
 BINS = 10
 _MARGIN = 0.01  # siblings with a smaller difference of SPRE are not compared, as in pairs
@@ -133,26 +133,16 @@ def label_steps(tree: Sequence[Row], *, alpha: float, read_ids: bool = True) -> 
         state = states.setdefault((prompt.messages, prompt.prefix), node["parent_id"])
         ids = None if node["token_ids"] is None else tuple(node["token_ids"])
         step = StepText(prompt, node["text"], step_end(node), ids)
-        target = Target(decision.reward, certainty(decision), state)
+        target = Target(decision.estimate, certainty(decision), state)
         place, group = f"question {node['question_id']}, node {node['node_id']}", (node["dataset"], node["question_id"])
         sides, kinds = StepSides((step,), ()), (node["action"], "")
         yield CheckedRow(place, sides, None, node["depth"] - 1, group, kinds, target)
 
 
 def certainty(decision: Decision) -> float:
-    """Return how sure the reward of a decision is: the share of the variance before any trajectory that is gone.
-
-    Before, the reward was 0 or the highest that is possible
-    (`spre.decisions`), with variance `ceiling**2 / 8`.
-
-    >>> from dataclasses import replace
-    >>> right = Decision(("query", "a"), (1,), 0.81, ends=(0.81,), ceiling=0.81)
-    >>> certainty(right), round(certainty(replace(right, ends=(0.81, 0.81))), 2)
-    (0.5, 0.72)
-    """
-    if decision.ceiling is None:
-        return 1.0
-    return 1.0 - 8 * (standard_error(decision) / decision.ceiling) ** 2
+    """Return how sure the reward of a decision is, in [0, 1]: of n complete trajectories, n / (n + 1)."""
+    trajectories = len(decision.ends) + len(decision.fresh)
+    return 1.0 if decision.known else trajectories / (trajectories + 1)
 
 
 def measures(

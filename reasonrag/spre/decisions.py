@@ -1,18 +1,17 @@
-"""One state, one value: nodes of a tree that take the same step in the same state are one decision, with a confidence.
+"""One state, one value: nodes of a tree that do the same in the same state are one decision, with a confidence.
 
-A search often samples a step again. Each copy has rollouts of its own, so copies that were valued apart
-would be preferred to each other, and to their siblings, by chance.
+A search often samples a step again, in other words too. Each copy has rollouts of its own, so copies that
+were valued apart would be preferred to each other, and to their siblings, by chance.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from statistics import fmean
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, fmean
+from typing import Literal
 
 from reasonrag.core.text import normalize_answer
 from reasonrag.spre.estimate import Weighting, means_below
@@ -21,29 +20,75 @@ from reasonrag.storage.parquet import Row
 PairReward = Literal["spre", "judge", "prm"]
 Content = tuple[str, str]
 
+CONFIRMATION = "confirmation"  # origin of the nodes of a fresh rollout
+# Fitted to 60 fresh rollouts a side of 2,129 pairs of 500 questions of HotpotQA, 2WikiMultiHopQA and MuSiQue.
+_OF_SEARCH = 0.6  # weight of a trajectory that the search chose to go on with; that of a fresh rollout is 1
+_ALIKE = 0.05  # share of the variance of rewards in a state that lies between decisions: siblings are much alike
+_VARIANCE, _WEIGHT = 0.02, 3.0  # of the rewards of a decision before any is known, and how much that counts
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A step in a state, and the rewards that it led to.
+    """What is done in a state, and the rewards that it led to.
 
     Attributes:
         content: type of the action, and its text; see `content_of`.
+        state: the oldest node that was written after the same prompt.
         nodes: ids of the nodes that took the step, oldest first.
-        reward: mean over all complete trajectories below any of them; None if it is unknown.
+        reward: mean over all complete trajectories of the search below any of them; None if it is unknown.
         ends: `[K]` reward of each of these trajectories.
-        ceiling: highest reward that a trajectory through it can have, which answers right at the next
-            step; None if the step is an answer itself: its F1 is known.
+        correctness: mean F1 over them, without the shortest-path term.
+        known: whether it is an answer, which has a known F1.
+        fresh: `[F]` rewards of rollouts that were made later, to confirm it.
+        drawn: whether `ends` are answers drawn in the state, not trajectories that the search chose to go on with.
     """
 
     content: Content
+    state: int
     nodes: tuple[int, ...]
     reward: float | None
     ends: tuple[float, ...]
-    ceiling: float | None
+    correctness: float | None = None
+    known: bool = False
+    fresh: tuple[float, ...] = ()
+    drawn: bool = False
+
+    @property
+    def searched(self) -> Decision:
+        """The decision as the search left it, before it was confirmed."""
+        return replace(self, fresh=())
+
+    @property
+    def trust(self) -> float:
+        """Weight of each of `ends`; that of a fresh rollout is 1."""
+        return 1.0 if self.drawn else _OF_SEARCH
+
+    @property
+    def weight(self) -> float:
+        """Number of fresh rollouts that tell as much as all of its trajectories."""
+        return math.inf if self.known else self.trust * len(self.ends) + len(self.fresh)
+
+    @property
+    def estimate(self) -> float:
+        """The reward, with the fresh rollouts.
+
+        Raises:
+            ValueError: nothing is known of it.
+        """
+        if self.reward is None:
+            raise ValueError("a decision without a complete trajectory has no reward, and no error of it")
+        if not self.fresh:
+            return self.reward
+        return (self.reward * self.trust * len(self.ends) + sum(self.fresh)) / self.weight
 
 
 def decisions_of(
-    tree: Sequence[Row], *, alpha: float, reward: PairReward = "spre", weighting: Weighting = "trajectories"
+    tree: Sequence[Row],
+    *,
+    alpha: float,
+    reward: PairReward = "spre",
+    weighting: Weighting = "trajectories",
+    same: Callable[[Row], Hashable] | None = None,
 ) -> list[Decision | None]:
     """Return the decision of every node of a tree; nodes of one decision share it, wherever they stand.
 
@@ -55,38 +100,75 @@ def decisions_of(
         reward: "spre" is computed from the answers; the others pool the search's values Q, each weighted
             by the visits that had a value.
         weighting: "visits" weighs the nodes of a decision, as the children of a node, by their visits.
+        same: what two nodes of a decision have in common (default: `effect_of`).
 
     Returns:
-        `[N]` decisions by node id; None for the root, and for
-        a step that was cut off before anything was written.
+        `[N]` decisions by node id; None for the root, for a step that was cut off
+        before anything was written, and for the nodes of a fresh rollout.
     """
     parents = [None if row["parent_id"] < 0 else row["parent_id"] for row in tree]
     # SPRE of one complete trajectory is F1 * alpha**depth: its depth is its number of actions (eq. 1).
     scores = [None if row["f1"] is None else row["f1"] * alpha ** row["depth"] for row in tree]
+    # What was added to confirm a decision is no part of the search that is to be confirmed.
+    searched, confirming, f1 = list(scores), list(scores), [row["f1"] for row in tree]
+    for node, row in enumerate(tree):
+        if row["origin"] == CONFIRMATION:
+            searched[node] = f1[node] = None
+        else:
+            confirming[node] = None
     visits = [row["visits"] for row in tree]
-    ends = _ends_below(parents, scores)
+    ends, fresh = _ends_below(parents, searched), _ends_below(parents, confirming)
     if reward != "spre":
         values, weights = [row["value"] for row in tree], [row["valued"] for row in tree]
     elif weighting == "visits":
-        values, weights = means_below(parents, scores, visits), visits
+        values, weights = means_below(parents, searched, visits), visits
     else:
-        values, weights = means_below(parents, scores), list(map(len, ends))
+        values, weights = means_below(parents, searched), list(map(len, ends))
+    correctness = means_below(parents, f1)
+
+    def pooled(nodes: Sequence[int], means: Sequence[float | None]) -> float | None:
+        known = [node for node in nodes if means[node] is not None and weights[node]]
+        return fmean([means[node] or 0.0 for node in known], [weights[node] for node in known]) if known else None
 
     decided: list[Decision | None] = [None] * len(tree)
-    for (_, content), nodes in _same_steps(tree).items():
-        outermost = _without_descendants(nodes, parents)
-        known = [node for node in outermost if values[node] is not None and weights[node]]
-        pooled = fmean([values[node] for node in known], [weights[node] for node in known]) if known else None
-        ends_below: list[float] = []
-        for node in outermost:
-            ends_below += ends[node]
-        # A search may be answered right at the next step. An answer is known: nothing better can follow.
-        least_depth = min(tree[node]["depth"] for node in nodes)
-        ceiling = None if scores[nodes[0]] is not None else alpha ** (1 + least_depth)
-        decision = Decision(content, tuple(nodes), pooled, tuple(ends_below), ceiling)
-        for node in nodes:
-            decided[node] = decision
+    for state, by_content in _states(tree, same or effect_of).items():
+        for nodes in by_content.values():
+            outermost = _without_descendants(nodes, parents)
+            decision = Decision(
+                content_of(tree[nodes[0]]),
+                state,
+                tuple(nodes),
+                pooled(outermost, values),
+                tuple(end for node in outermost for end in ends[node]),
+                pooled(outermost, correctness),
+                known=scores[nodes[0]] is not None,
+                fresh=tuple(end for node in outermost for end in fresh[node]),
+            )
+            for node in nodes:
+                decided[node] = decision
     return decided
+
+
+def stopping(tree: Sequence[Row], answers: Sequence[Decision], *, alpha: float) -> Decision:
+    """Return what it is worth to answer in a state: the mean over all answers that were drawn in it.
+
+    The F1 of one answer is known, but not to the policy that is about to write it. So one good
+    answer does not show that it was time to answer.
+
+    Args:
+        tree: rows of `tables.tree_schema` of one question, by id.
+        answers: those of the state, one or more.
+        alpha: decay per action of SPRE, in (0, 1].
+    """
+    drawn = [tree[node] for answer in answers for node in answer.nodes]
+    parents = {row["parent_id"] for row in drawn}
+    later = [row for row in tree if row["origin"] == CONFIRMATION and row["f1"] is not None]
+    fresh, ends = (
+        tuple(row["f1"] * alpha ** row["depth"] for row in rows)
+        for rows in ([row for row in later if row["parent_id"] in parents], drawn)
+    )
+    nodes, f1 = tuple(row["node_id"] for row in drawn), fmean([row["f1"] for row in drawn])
+    return Decision(answers[0].content, answers[0].state, nodes, fmean(ends), ends, f1, fresh=fresh, drawn=True)
 
 
 def content_of(node: Row) -> Content:
@@ -97,6 +179,14 @@ def content_of(node: Row) -> Content:
     """
     inside = "" if node["action"] == "malformed" else normalize_answer(node["content"])
     return node["action"], inside or node["text"].strip()
+
+
+def effect_of(node: Row) -> Hashable:
+    """Return what a step does: a query finds passages, and any other step says words, in whatever order."""
+    action, text = content_of(node)
+    if action == "query" and node["passages"]:
+        return action, *sorted(passage["id"] for passage in node["passages"])
+    return action, *(sorted(text.split()) if action != "malformed" else [text])
 
 
 def full_prompt(node: Row) -> list[Row]:
@@ -112,15 +202,20 @@ def step_end(node: Row) -> str:
     return "turn" if node["finish_reason"] == "stop" else "length"
 
 
-def _same_steps(tree: Sequence[Row]) -> dict[tuple[Hashable, Content], list[int]]:
-    """Return the ids of nodes by the state in which a step was taken, which is its prompt, and by its content."""
-    nodes: dict[tuple[Hashable, Content], list[int]] = defaultdict(list)
+def _states(tree: Sequence[Row], same: Callable[[Row], Hashable]) -> dict[int, dict[Hashable, list[int]]]:
+    """Return the ids of nodes by the state in which a step was taken, and by what they have in common there.
+
+    A state is a prompt; its number is the oldest node after it.
+    """
+    first: dict[Hashable, int] = {}  # by prompt
+    states: dict[int, dict[Hashable, list[int]]] = defaultdict(lambda: defaultdict(list))
     for row in tree:
-        if row["parent_id"] < 0 or (not row["text"] and step_end(row) == "length"):
-            continue
-        state = tuple((message["role"], message["content"]) for message in full_prompt(row))
-        nodes[state, content_of(row)].append(row["node_id"])
-    return nodes
+        if row["parent_id"] < 0 or row["origin"] in (CONFIRMATION, "completion"):
+            continue  # steps that only confirm or, by a completer, value those above them
+        if row["text"] or step_end(row) != "length":  # else it was cut off before anything was written
+            prompt = tuple((message["role"], message["content"]) for message in full_prompt(row))
+            states[first.setdefault(prompt, row["node_id"])][same(row)].append(row["node_id"])
+    return states
 
 
 def _ends_below(parents: Sequence[int | None], scores: Sequence[float | None]) -> list[list[float]]:
@@ -148,78 +243,49 @@ def _without_descendants(nodes: Sequence[int], parents: Sequence[int | None]) ->
     return outermost
 
 
-_DRAWS = 4000  # a probability is off by 0.008 at most, as a standard error
-
-
 def confidence(better: Decision, worse: Decision) -> float:
     """Return the probability that the first of two decisions has the higher reward, in [0, 1].
 
-    Each complete trajectory below a decision gets a random weight from a flat Dirichlet
-    distribution, which makes a posterior of its mean reward (the Bayesian bootstrap; Rubin
-    1981, Annals of Statistics 9(1), 130-134). A bootstrap of few trajectories is too sure: of
-    one it is certain. So two pseudo-trajectories of half a weight each are added, with the
-    lowest and the highest reward that is still possible. Where all rewards are one of these
-    two, this is Jeffreys' prior of a share, Beta(1/2, 1/2). The prior pulls a few trajectories
-    towards the middle, so the result can be below one half. An answer has a known F1: nothing
-    is added or drawn for it. Every trajectory counts once, also where `value.weighting` is
-    visits. The draws have fixed seeds: the result depends on the two decisions alone.
+    A normal model with partial pooling (Gelman & Hill 2007, Data Analysis Using Regression and Multilevel Models,
+    sec. 12.2): what decisions of one state are worth differs by a small part of the variance of single trajectories,
+    so a difference that rests on a few of these is mostly chance. A trajectory of the search counts less than a fresh
+    rollout, as the search went on where it looked good. The F1 of an answer is known. How often such a probability is
+    right on real questions stands in docs/results/preferences.md.
 
     Raises:
         ValueError: a decision has no complete trajectory.
 
-    >>> one = Decision(("query", "a"), (1,), 0.81, ends=(0.81,), ceiling=0.81)
-    >>> other = Decision(("query", "b"), (2,), 0.0, ends=(0.0,), ceiling=0.81)
-    >>> answer = Decision(("answer", "c"), (3,), 0.0, ends=(0.0,), ceiling=None)
-    >>> round(confidence(one, other), 2), confidence(one, answer)
-    (0.9, 1.0)
+    >>> from dataclasses import replace
+    >>> one = Decision(("query", "a"), 1, (1,), 0.81, ends=(0.81,))
+    >>> other = Decision(("query", "b"), 1, (2,), 0.0, ends=(0.0,))
+    >>> sure = [replace(side, fresh=side.ends * 8) for side in (one, other)]
+    >>> round(confidence(one, other), 2), round(confidence(*sure), 2)
+    (0.74, 1.0)
     """
-    return float((_posterior(better.ends, better.ceiling, 0) > _posterior(worse.ends, worse.ceiling, 1)).mean())
+    gap = better.estimate - worse.estimate
+    if better.known and worse.known:
+        return float(gap > 0)
+    variance = _variance(better, worse)
+    error = variance / better.weight + variance / worse.weight  # of the gap
+    prior = 2 * variance * _ALIKE / (1 - _ALIKE)
+    return NormalDist().cdf(gap * math.sqrt(prior / (error * (error + prior))))
 
 
 def standard_error(decision: Decision) -> float:
-    """Return the standard deviation of the posterior that `confidence` draws from, in closed form.
+    """Return the standard error of the estimate of a decision, 0 for an answer.
 
     Raises:
         ValueError: the decision has no complete trajectory.
-
-    >>> round(standard_error(Decision(("query", "a"), (1, 5), 0.5, ends=(1.0, 0.0), ceiling=1.0)), 3)
-    0.25
     """
-    import numpy as np
-
-    if not decision.ends:
-        raise ValueError("a decision without a complete trajectory has no reward, and no error of it")
-    if decision.ceiling is None:
-        return 0.0
-    weights = np.array([0.5, 0.5] + [1.0] * len(decision.ends))
-    rewards = np.array([0.0, decision.ceiling, *decision.ends])
-    total = weights.sum()
-    mean = (rewards * weights).sum() / total  # as np.average does, in half the time
-    return math.sqrt(((rewards - mean) ** 2 * weights).sum() / total / (total + 1))
+    return math.sqrt(_variance(decision) / decision.weight) if decision.estimate is not None else 0.0
 
 
-@lru_cache(maxsize=2048)
-def _posterior(ends: tuple[float, ...], ceiling: float | None, side: int) -> Any:
-    """Return `[_DRAWS]` mean rewards, or `[1]` if it is known; the two sides of a pair are drawn independently."""
-    import numpy as np
-
-    if not ends:
-        raise ValueError("a decision without a complete trajectory has no reward, and none that could be compared")
-    if ceiling is None:
-        return np.array([math.fsum(ends) / len(ends)])
-    rewards = np.array([0.0, ceiling, *sorted(ends)])  # `[2 + K]`
-    weights = _gammas(side, 1 << len(ends).bit_length())[: len(rewards)]  # `[2 + K, _DRAWS]`; few sizes are cached
-    return np.asarray(rewards @ weights / weights.sum(0))
-
-
-@lru_cache(maxsize=64)
-def _gammas(side: int, trajectories: int) -> Any:
-    """Return `[2 + trajectories, _DRAWS]` gamma variates; divided by their sum they are Dirichlet weights.
-
-    Rows are drawn one after another, so a larger table begins with the smaller one.
-    """
-    import numpy as np
-
-    generator = np.random.default_rng(side)
-    prior = generator.standard_gamma(0.5, (2, _DRAWS))  # half a weight for each pseudo-trajectory
-    return np.concatenate([prior, generator.standard_exponential((trajectories, _DRAWS))])
+def _variance(*sides: Decision) -> float:
+    """Return the variance of the rewards of single trajectories, the prior included."""
+    squares, weight = _WEIGHT * _VARIANCE, _WEIGHT
+    for side in sides:
+        if not side.known:
+            weight += side.weight
+            squares += side.trust * sum((end - side.estimate) ** 2 for end in side.ends)
+            squares += sum((end - side.estimate) ** 2 for end in side.fresh)
+    return squares / weight

@@ -268,7 +268,7 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file, `_BATCH_ROWS` at a time, with their page checksums verified, if it has any.
 
-    Without a schema any is read.
+    Without a schema any is read. A column may be a field of a nested one, such as "passages.list.element.id".
 
     Raises:
         DataError: the file is unreadable, damaged, or has another
@@ -285,7 +285,7 @@ def read_batches(
             batch.validate(full=True)  # else invalid UTF-8 fails later, at any reader
             left -= batch.num_rows
             # A reader gives the columns in the order of the file.
-            yield batch if columns is None else batch.select(list(columns))
+            yield batch if columns is None else batch.select([name.partition(".")[0] for name in columns])
         if left:  # a damaged footer may hide row groups
             raise ValueError(f"its footer and its rows differ by {abs(left)} rows")
 

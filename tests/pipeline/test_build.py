@@ -91,7 +91,7 @@ def test_a_completer_writes_the_rollouts_and_none_of_the_steps_that_are_compared
     def reply(prompt, sampling):
         return f"As the teacher says: {random_policy(prompt, sampling)}"
 
-    config = load_config(overrides={"search.iterations": 6, "completer.spec": "extractive"})
+    config = load_config(overrides={"search.iterations": 6, "completer.spec": "extractive", "pairs.confirm": 0})
     for _ in range(2):  # the second run replays the first
         policy, teacher = ScriptedLLM(random_policy), ScriptedLLM(reply, name="teacher")
         parts = Parts(list(QUESTIONS), ToyRetriever(), ReasonRAGFormat(), policy, None, {}, completer=teacher)

@@ -113,7 +113,8 @@ def test_a_tree_is_valued_by_the_model_and_by_the_answers(tmp_path):
     new = [row for row in rows if row["visits"] == 1 and row["depth"] and not row["stop_reason"]]
     assert new and all(row["value"] == pytest.approx(min(len(row["text"]) / 100, 1.0)) for row in new)
     by_model, by_answers = (
-        list(derive_pairs(rows, policy="p", config_hash="h", reward=reward)) for reward in ("prm", "spre")
+        list(derive_pairs(rows, policy="p", config_hash="h", reward=reward, rule="siblings"))
+        for reward in ("prm", "spre")
     )
     assert len(by_model) > len(by_answers) and {pair["confidence"] for pair in by_model} == {None}
 

@@ -22,7 +22,7 @@ def test_a_decision_is_labelled_once_with_its_spre_and_what_has_no_answer_is_lef
     assert {text: target.value for text, target in found.items()} == pytest.approx(
         {QUERY: 0.125, ANSWER: 0.2, "<answer>a</answer>": 0.25, "<answer>b</answer>": 0.0}
     )
-    assert found[QUERY].weight == pytest.approx(0.5) and found[ANSWER].weight == 1.0, "an answer is certain"
+    assert found[QUERY].weight == pytest.approx(2 / 3) and found[ANSWER].weight == 1.0, "an answer is certain"
     assert found[QUERY].state == found[ANSWER].state != found["<answer>a</answer>"].state
     assert labelled[0].sides.chosen[0].prompt.messages[0].content == "ask"
 

@@ -115,7 +115,8 @@ def stream_policy(prompt, sampling):
 @pytest.fixture(scope="module")
 def growing(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "growing"
-    run(out, stream_policy, overrides={"pairs.test_share": 0.3}, questions=QUESTIONS[:6], format=SearchR1Format())
+    every = {"pairs.rule": "siblings", "pairs.min_confidence": 0, "pairs.per_question": 0, "pairs.test_share": 0.3}
+    run(out, stream_policy, overrides=every, questions=QUESTIONS[:6], format=SearchR1Format())
     return out
 
 

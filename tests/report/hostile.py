@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ def write_run(
     for name in ("trees", "pairs"):
         (folder / name).mkdir(parents=True)
     nodes = [row for tree in trees for row in tree]
-    derive = derive_pairs if level == "step" else derive_trajectory_pairs
+    derive = functools.partial(derive_pairs, rule="siblings") if level == "step" else derive_trajectory_pairs
     schema = pair_schema() if level == "step" else trajectory_pair_schema()
     pairs = list(derive(nodes, policy=text, config_hash="0", min_margin=0.01))
     write_parquet(folder / "trees" / "nodes-00000-of-00001.parquet", nodes, tree_schema())

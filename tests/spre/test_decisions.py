@@ -19,12 +19,14 @@ def tree(*nodes, question="1"):
         row |= {"content": content.split("<")[0], "text": text, "f1": f1}
         rows.append(row | {"prompt": [{"role": "user", "content": prompt}]})
     rest = {"prompt": [], "prefix": "", "stop": ["</query>", "</evidence>", "</answer>"], "finish_reason": "stop"}
+    rest |= {"origin": "expansion", "passages": []}
     rest |= {"dataset": "d", "question_id": question, "visits": 1, "valued": 0, "value": None, "prompt_tokens": None}
     return [rest | row for row in rows]
 
 
 def preferences(rows, **settings):
-    return list(derive_pairs(rows, policy="p", config_hash="h", alpha=0.5, min_margin=0.0, **settings))
+    given = {"policy": "p", "config_hash": "h", "alpha": 0.5, "min_margin": 0.0, "rule": "siblings"} | settings
+    return list(derive_pairs(rows, **given))
 
 
 QUERY, AGAIN, ANSWER = "<query>The Jaws</query>", "<query>jaws!</query>", "<answer>Jaws</answer>"
@@ -125,7 +127,10 @@ def test_no_pair_ever_contradicts_another_and_rewards_are_those_of_the_answers(a
     total = 0
     for _ in range(40):
         rows = random_tree(rng, rng.randint(3, 40))
-        pairs = list(derive_pairs(rows, policy="p", config_hash="h", alpha=alpha))
+        pairs = preferences(rows, alpha=alpha, min_margin=0.01)
+        best = preferences(rows, alpha=alpha, rule="best")
+        compared = {frozenset((pair["chosen_node_id"], pair["rejected_node_id"])) for pair in best}
+        assert len(compared) == len(best)  # never both ways
         said = set()
         for pair in pairs:
             sides = [rows[pair[f"{side}_node_id"]] for side in ("chosen", "rejected")]
