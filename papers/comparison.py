@@ -37,6 +37,20 @@ _STEPS = {
     "dpo-judge-reward": 110,
     "dpo-rollout": 150,
 }
+_ROUNDS = 3
+# Fresh rollouts cost this many questions, so that all rules cost about as many calls.
+_CONFIRMED_SHARE = 0.7
+_SIBLINGS = ("--pair-rule", "siblings", "--min-confidence", "0", "--max-pairs", "0")
+_RULES = {
+    "siblings": _SIBLINGS,
+    "siblings-half": (*_SIBLINGS, "--path-share", "0.5"),
+    "alpha1": (*_SIBLINGS, "--alpha", "1"),
+    "outcome": ("--level", "trajectory"),
+    "best": ("--path-share", "1"),
+    "best-half": ("--path-share", "0.5"),
+    "best-quarter": ("--path-share", "0.25"),
+    "best-none": ("--path-share", "0"),
+}
 _FAMOUS = """
 They train on `train-famous`: the training questions, thinned out until a third of them need no search. In the world at
 large a tenth do, and a policy trained there with HiPRAG's bonus came to search always all the same ([log](../log.md)),
@@ -298,11 +312,46 @@ def _after_dpo(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[
             yield _steps_trained(folder / variant.name, str(policy), seed, scale, *variant.settings)
 
 
+def _rounds(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
+    """Yield rounds of trees, pairs and DPO for each rule of `_RULES`, with about as many calls for each.
+
+    A round asks about another world. In the first one all rules derive their pairs from the same trees of the base
+    policy, in later ones from trees of their own. A variant is a rule and a round.
+    """
+    for name, rule in _RULES.items():
+        policy, model = "demo", None
+        is_confirmed = name.startswith("best")
+        first_of = "best" if is_confirmed else "siblings"  # whose trees of the first round it shares
+        share = _CONFIRMED_SHARE if is_confirmed else 1.0
+        limit = ("--limit", str(round(share * (scale.questions or _QUESTIONS))))
+        search = ("--iterations", str(scale.iterations or _ITERATIONS), *(() if is_confirmed else ("--confirm", "0")))
+        for number in range(1, _ROUNDS + 1):
+            world = ("--seed", str(seed), "--lag", "0", "--world-seed", str(number))
+            trees = folder / f"trees-{name if model else first_of}-{number}"
+            pairs, out = folder / f"pairs-{name}-{number}", folder / f"{name}-{number}"
+            if model or name == first_of:
+                build = ("build-tree", "--preset", "demo", *limit, *world, *search, "--policy", policy)
+                yield Stage.writing(trees, *build, needs=(model,) if model else ())
+            yield Stage.writing(pairs, "pairs", str(trees), *rule, needs=(trees,))
+            arguments = ("dpo", "train", "--preset", "demo", "--data", str(pairs), "--seed", str(seed))
+            steps = min(_STEPS["dpo-rollout"], scale.max_steps or _STEPS["dpo-rollout"])
+            start = ("--model", str(model)) if model else ()
+            needs = (pairs, model) if model else (pairs,)
+            yield Stage.writing(out, *arguments, *start, "--set", f"max_steps={steps}", needs=needs)
+            policy, model = f"hf:{out}", out
+
+
 def training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
     """Yield the commands of one seed; a command comes after its inputs. A variant is trained into `folder / NAME`."""
     from papers.real import real_training
 
-    trainings = {"online": _online, "table3": _table3, "after-dpo": _after_dpo, "real": real_training}
+    trainings = {
+        "online": _online,
+        "table3": _table3,
+        "after-dpo": _after_dpo,
+        "rounds": _rounds,
+        "real": real_training,
+    }
     return trainings[paper.kind](paper, folder, seed, scale)
 
 
