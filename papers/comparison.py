@@ -253,7 +253,8 @@ def _online(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Sta
 
 def _trees(scale: Scale, seed: int) -> tuple[str, ...]:
     limit = ("--limit", str(scale.questions or _QUESTIONS))
-    return ("build-tree", "--preset", "demo", *limit, "--seed", str(seed), "--lag", "0")
+    rule = (*_SIBLINGS, "--confirm", "0")  # the paper's
+    return ("build-tree", "--preset", "demo", *limit, "--seed", str(seed), "--lag", "0", *rule)
 
 
 def _trained(out: Path, source: Path, seed: int, scale: Scale, *, variant: str) -> Stage:
