@@ -87,6 +87,25 @@ def test_questions_of_one_text_are_in_one_split(tmp_path):
     assert len(set(pairs)) > 1 and len(list((tmp_path / "r/pairs").glob("*.parquet"))) == 1
 
 
+def test_pairs_in_doubt_are_confirmed_once_and_within_the_calls_of_a_tree(tmp_path):
+    plain, _ = run(tmp_path / "plain", overrides={"pairs.confirm": 0})
+    build, _ = run(tmp_path / "r")
+    nodes, searched = rows(tmp_path / "r"), rows(tmp_path / "plain")
+    fresh = [row for row in nodes if row["origin"] == "confirmation"]
+    of_search = [row | {"spre": None} for row in nodes if row not in fresh]  # SPRE is of all that is below
+    assert of_search == [row | {"spre": None} for row in searched]
+    assert fresh and {row["valued"] for row in fresh} == {0}
+    assert build.progress.calls == plain.progress.calls + len(fresh)
+    again, _ = run(tmp_path / "r")
+    assert again.progress.calls == 0 and rows(tmp_path / "r") == nodes
+    whole = [row["confidence"] for row in rows(tmp_path / "r", "train")]
+    assert whole and min(whole) >= 0.8
+    most = 20  # calls of a tree; an iteration that has begun is completed
+    run(tmp_path / "few", overrides={"search.max_calls": most, "search.lag": 0, "format.max_steps": 4})
+    calls = Counter(row["question_id"] for row in rows(tmp_path / "few") if row["depth"])
+    assert max(calls.values()) <= most + 2 * 3
+
+
 def test_a_completer_writes_the_rollouts_and_none_of_the_steps_that_are_compared(tmp_path):
     def reply(prompt, sampling):
         return f"As the teacher says: {random_policy(prompt, sampling)}"
