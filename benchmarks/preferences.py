@@ -25,7 +25,7 @@ from reasonrag.core.table import Table
 from reasonrag.core.text import normalize_answer
 from reasonrag.core.types import Answer, Completion, Malformed, Note, Passage, Question, Search, Step, Trajectory
 from reasonrag.dpo.demonstrations import read_prompt
-from reasonrag.dpo.pairs import derive_pairs, path_from_root
+from reasonrag.dpo.pairs import PairRules, derive_pairs, path_from_root
 from reasonrag.pipeline.parts import open_engine, open_parts
 from reasonrag.retrieval.base import BatchedRetriever
 from reasonrag.rollout import Engine, derive_seed, gather_all
@@ -95,7 +95,7 @@ async def measure(run: Path, size: int, rollouts: int) -> dict[str, Any]:
     pairs: dict[str, list[Row]] = defaultdict(list)
     for tree in trees.values():
         for name, (nodes, arguments) in rules(tree).items():
-            pairs[name] += derive_pairs(nodes, policy="", config_hash="", alpha=alpha, **arguments)
+            pairs[name] += derive_pairs(nodes, PairRules(alpha, **arguments), policy="", config_hash="")
     confirming = sum(row["origin"] == CONFIRMATION for tree in trees.values() for row in tree)
     calls = summary["calls"]["policy"]["calls"]
     known: dict[tuple[Any, ...], float] = {}

@@ -25,7 +25,7 @@ from benchmarks.virtual_time import run
 from reasonrag.core.calls import Slots
 from reasonrag.core.config import SearchConfig, ValueConfig
 from reasonrag.core.types import Completion, Passage, Prompt, Question
-from reasonrag.dpo.pairs import derive_pairs
+from reasonrag.dpo.pairs import PairRules, derive_pairs
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Sampling, caller
 from reasonrag.mcts.search import Tree, TreeSearch
@@ -106,7 +106,7 @@ async def build(questions: int, slots: int, lag: int, *, count_pairs: bool = Tru
         digests[question.id] = digest(tree)
         if count_pairs:
             rows = tree_rows(tree, engine.format, alpha=value.alpha)
-            pairs[question.id] += sum(1 for _ in derive_pairs(rows, policy="", config_hash="", alpha=value.alpha))
+            pairs[question.id] += sum(1 for _ in derive_pairs(rows, PairRules(value.alpha), policy="", config_hash=""))
 
     asked = [
         Question(str(number), f"Who directed film number {number}?", ("somebody",), "bench")

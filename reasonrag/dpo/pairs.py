@@ -31,7 +31,6 @@ from reasonrag.storage.parquet import Row, by_question, read_batches
 from reasonrag.storage.tables import tree_schema
 
 Question = tuple[str, str]  # data set and id
-PairRule = Literal["best", "siblings"]
 
 # Columns of `tables.tree_schema` that pairs are derived from.
 NODE_COLUMNS = (
@@ -44,19 +43,48 @@ NODE_COLUMNS = (
 _ROUNDING = 1e-12
 
 
+@dataclass(frozen=True, slots=True)
+class PairRules:
+    """Which decisions of a state are compared, and which comparisons become pairs.
+
+    Attributes:
+        alpha: decay per action of SPRE, in (0, 1].
+        rule: "best" compares in each state the best and the worst of each type of action, searching with
+            answering, and what cannot be read with the best step. "siblings" compares every two siblings, as
+            the paper does (arXiv:2505.14069, sec. 2.2.3), and takes only steps of equal text for the same.
+        min_margin: smallest difference of rewards, in [0, 1].
+        min_confidence: smallest probability that the order is right
+            (`spre.decisions`), in [0, 1]; it is unknown for "judge" and "prm".
+        path_share: share of the pairs that differ only in the length of their paths that is kept, in [0, 1].
+        per_question: most pairs of a question, the surest first; 0 keeps all.
+        reward: "spre", or "judge" or "prm" for the search's value Q.
+        weighting: how trajectories are averaged.
+    """
+
+    alpha: float = 0.9
+    rule: Literal["best", "siblings"] = "best"
+    min_margin: float = 0.01
+    min_confidence: float = 0.0
+    path_share: float = 1.0
+    per_question: int = 0
+    reward: PairReward = "spre"
+    weighting: Weighting = "trajectories"
+
+    @property
+    def least(self) -> float:
+        """The least difference that counts: equal rewards are no preference, whatever the threshold."""
+        return max(self.min_margin - _ROUNDING, _ROUNDING)
+
+
+DEFAULT_RULES = PairRules()
+
+
 def derive_pairs(
     nodes: Iterable[Row],
+    rules: PairRules = DEFAULT_RULES,
     *,
     policy: str,
     config_hash: str,
-    alpha: float = 0.9,
-    min_margin: float = 0.01,
-    reward: PairReward = "spre",
-    weighting: Weighting = "trajectories",
-    rule: PairRule = "best",
-    per_question: int = 0,
-    min_confidence: float = 0.0,
-    path_share: float = 1.0,
     read_ids: bool = True,
     repeated: Collection[tuple[str, str]] | None = None,
     left_out: Counter[str] | None = None,
@@ -65,25 +93,15 @@ def derive_pairs(
 
     No two pairs contradict each other, as steps of one state that do the same are one decision with one reward
     (`decisions_of`). Both sides of a pair have a reward (a branch without a final answer has none), and the rewards
-    differ by at least `min_margin`. The higher one is chosen; a step that could not be parsed is never chosen. A
+    differ by at least `rules.min_margin`. The higher one is chosen; a step that could not be parsed is never chosen. A
     preference that occurs again in another tree is kept once. One that another tree reverses, as the same
     question with other golden answers may, is left out.
 
     Args:
         nodes: rows of `tables.tree_schema`, the nodes of a question together and by id.
+        rules: what is compared and kept.
         policy: name of the model that wrote the steps.
         config_hash: of the run that made the trees.
-        alpha: decay per action of SPRE, in (0, 1].
-        min_margin: smallest difference of rewards, in [0, 1].
-        reward: "spre", or "judge" or "prm" for the search's value Q.
-        weighting: how trajectories are averaged.
-        rule: "best" compares in each state the best and the worst of each type of action, searching with
-            answering, and what cannot be read with the best step. "siblings" compares every two siblings, as
-            the paper does (arXiv:2505.14069, sec. 2.2.3), and takes only steps of equal text for the same.
-        per_question: most pairs of a question, the surest first; 0 keeps all.
-        min_confidence: smallest probability that the order is right
-            (`spre.decisions`), in [0, 1]; it is unknown for the others.
-        path_share: share of the pairs that differ only in the length of their paths that is kept, in [0, 1].
         read_ids: whether the policy read ids, so that an open turn
             kept its sampled ids; a server that gets text encodes it again.
         repeated: data set and id of the questions with a text that another tree has too, so that only
@@ -94,35 +112,20 @@ def derive_pairs(
     left_out = Counter() if left_out is None else left_out
     one_sided: dict[tuple[str, str], list[Row]] = {("yes", "no"): [], ("no", "yes"): []}
     for tree, seen in _trees(nodes, repeated):
-        rivals = rivals_of(
-            tree,
-            rule=rule,
-            alpha=alpha,
-            min_margin=min_margin,
-            reward=reward,
-            weighting=weighting,
-            per_question=per_question,
-        )
-        for chosen, rejected in rivals:
-            prompt = full_prompt(chosen.node)
+        for chosen, rejected in rivals_of(tree, rules):
             # Single verdicts of a judge are not kept, so nothing is known of how sure its values are.
-            sureness = confidence(chosen.decision, rejected.decision) if reward == "spre" else None
-            is_unsure = sureness is not None and sureness < min_confidence
-            if is_unsure or chosen.decision.estimate - rejected.decision.estimate < _least(min_margin):
-                left_out["low confidence" if is_unsure else "small margin"] += 1
-            elif (
-                reward == "spre"
-                and _is_longer_path(chosen, rejected)
-                and _fraction(prompt, chosen.node["text"]) >= path_share
-            ):
-                left_out["shorter path"] += 1
-            elif fingerprint := _new(seen, left_out, prompt, content_of(chosen.node), content_of(rejected.node)):
+            sureness = confidence(chosen.decision, rejected.decision) if rules.reward == "spre" else None
+            if cause := _lack(chosen, rejected, rules, sureness):
+                left_out[cause] += 1
+                continue
+            prompt, contents = full_prompt(chosen.node), [content_of(side.node) for side in (chosen, rejected)]
+            if fingerprint := _new(seen, left_out, prompt, *contents):
                 turn = open_turn(path_from_root(tree, chosen.node)) if read_ids else None
-                pair = _step_pair(chosen, rejected, reward) | {"prompt": prompt, "turn": turn, "confidence": sureness}
-                pair_id = _digest(config_hash, fingerprint)[:16]
-                pair |= {"pair_id": pair_id, "policy": policy, "config_hash": config_hash}
-                answers = content_of(chosen.node)[1], content_of(rejected.node)[1]
-                if rule == "siblings" or answers not in one_sided:
+                pair = _step_pair(chosen, rejected, rules.reward)
+                pair |= {"prompt": prompt, "turn": turn, "confidence": sureness, "policy": policy}
+                pair |= {"pair_id": _digest(config_hash, fingerprint)[:16], "config_hash": config_hash}
+                answers = contents[0][1], contents[1][1]
+                if rules.rule == "siblings" or answers not in one_sided:
                     yield pair
                 elif opposite := one_sided[answers[::-1]]:
                     yield from (opposite.pop(), pair)
@@ -213,33 +216,26 @@ class Side:
     decision: Decision
 
 
-def rivals_of(
-    tree: Sequence[Row],
-    *,
-    rule: PairRule,
-    alpha: float,
-    min_margin: float,
-    reward: PairReward,
-    weighting: Weighting,
-    per_question: int,
-) -> list[tuple[Side, Side]]:
-    """Return the pairs of a tree, the better side first, as its search shows it: before fresh rollouts confirm them.
-
-    The arguments are those of `derive_pairs`.
-    """
-    same = content_of if rule == "siblings" else effect_of
-    decisions = decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting, same=same)
-    compared = _siblings(tree, decisions) if rule == "siblings" else _best_and_worst(tree, decisions, alpha=alpha)
+def rivals_of(tree: Sequence[Row], rules: PairRules) -> list[tuple[Side, Side]]:
+    """Return the pairs of a tree, the better side first, as its search shows it: before fresh rollouts confirm them."""
+    is_best = rules.rule == "best"
+    decisions = decisions_of(
+        tree,
+        alpha=rules.alpha,
+        reward=rules.reward,
+        weighting=rules.weighting,
+        same=effect_of if is_best else content_of,
+    )
+    compared = _best_and_worst(tree, decisions, alpha=rules.alpha) if is_best else _siblings(tree, decisions)
     rivals = []
     for chosen, rejected in compared:
-        margin = _reward(chosen) - _reward(rejected)
-        if chosen.node["action"] != "malformed" and margin >= _least(min_margin):
-            sureness = margin
-            if reward == "spre":
+        sureness = margin = _reward(chosen) - _reward(rejected)
+        if chosen.node["action"] != "malformed" and margin >= rules.least:
+            if rules.reward == "spre":
                 sureness = confidence(chosen.decision.searched, rejected.decision.searched)
             rivals.append((sureness, chosen, rejected))
-    if per_question:
-        rivals = _surest_of_each_type(rivals)[:per_question]
+    if rules.per_question:
+        rivals = _surest_of_each_type(rivals)[: rules.per_question]
     return [(chosen, rejected) for _, chosen, rejected in rivals]
 
 
@@ -301,23 +297,21 @@ def _best_and_worst(
                 yield Side(answers[0].node, stop), search
 
 
-def _least(min_margin: float) -> float:
-    """Return the least difference that counts: equal rewards are no preference, whatever the threshold."""
-    return max(min_margin - _ROUNDING, _ROUNDING)
-
-
 def _reward(side: Side) -> float:
     return side.decision.reward or 0.0
 
 
-def _is_longer_path(chosen: Side, rejected: Side) -> bool:
-    """Return whether the rejected side is as often right as the chosen one, and takes more steps."""
-    return (chosen.decision.correctness or 0.0) - (rejected.decision.correctness or 0.0) < _ROUNDING
-
-
-def _fraction(*parts: object) -> float:
-    """Return a number in [0, 1) that depends on JSON values alone."""
-    return int(_digest(*parts)[:12], 16) / 16**12
+def _lack(chosen: Side, rejected: Side, rules: PairRules, sureness: float | None) -> str:
+    """Return why two sides make no pair, after all rollouts; "" if they do."""
+    better, worse = chosen.decision, rejected.decision
+    if sureness is not None and sureness < rules.min_confidence:
+        return "low confidence"
+    if better.estimate - worse.estimate < rules.least:
+        return "small margin"
+    is_longer = (better.correctness or 0.0) - (worse.correctness or 0.0) < _ROUNDING  # as often right, in more steps
+    # By a number in [0, 1) that depends on the preference alone.
+    draw = int(_digest(full_prompt(chosen.node), chosen.node["text"])[:12], 16) / 16**12
+    return "shorter path" if rules.reward == "spre" and is_longer and draw >= rules.path_share else ""
 
 
 def _new(seen: set[str], left_out: Counter[str], *preference: object) -> str:

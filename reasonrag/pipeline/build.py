@@ -13,6 +13,7 @@ from typing import Any
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config
 from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
+from reasonrag.dpo.pairs import rivals_of
 from reasonrag.formats import open_format
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.journaled import JournaledLLM
@@ -26,7 +27,7 @@ from reasonrag.pipeline.parts import (
     open_parts,
     open_questions,
 )
-from reasonrag.pipeline.tables import count_calls, export_pairs, export_trees, finish_shard, rivals_in, tree_rows
+from reasonrag.pipeline.tables import count_calls, export_pairs, export_trees, finish_shard, rules_of, tree_rows
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.retrieval.base import BatchedRetriever
 from reasonrag.rewards.judge import TRIES
@@ -198,7 +199,7 @@ class Build:
         config, search = self.config, self.config.search
         rows = tree_rows(tree, self.parts.format, alpha=config.value.alpha, weighting=config.value.weighting)
         sides: dict[tuple[int, bool], None] = {}
-        for better, worse in rivals_in(rows, config):
+        for better, worse in rivals_of(rows, rules_of(config)):
             if _HOPELESS <= confidence(better.decision, worse.decision) < _SURE:
                 for side in (better, worse):
                     is_stop = side.decision.drawn

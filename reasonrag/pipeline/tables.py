@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,11 @@ from reasonrag.core.text import exact_match, token_f1
 from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search, Shard, Step
 from reasonrag.dpo.pairs import (
     NODE_COLUMNS,
-    Side,
+    PairRules,
     derive_pairs,
     derive_trajectory_pairs,
     in_test_split,
     repeated_questions,
-    rivals_of,
 )
 from reasonrag.formats import Format
 from reasonrag.mcts.search import Node, Tree
@@ -192,7 +191,13 @@ def export_pairs(
     # Questions of one text belong to one split, or the
     # test split would hold prompts of the training split.
     repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
-    for pair in pairs_of(nodes, config, policy=policy, config_hash=config_hash, repeated=repeated, left_out=left_out):
+    common: dict[str, Any] = {"policy": policy, "config_hash": config_hash, "read_ids": config.policy.reads_ids}
+    common |= {"repeated": repeated, "left_out": left_out}
+    if whole:
+        pairs = derive_trajectory_pairs(nodes, min_margin=settings.min_margin, **common)
+    else:
+        pairs = derive_pairs(nodes, rules_of(config), **common)
+    for pair in pairs:
         question = (pair["dataset"], pair["question_id"])
         writers["test" if in_test_split(question, settings.test_share, repeated) else "train"].add(pair)
     for writer in writers.values():
@@ -206,49 +211,12 @@ def export_pairs(
     }
 
 
-def pairs_of(
-    nodes: Iterable[Row],
-    config: Config,
-    *,
-    policy: str,
-    config_hash: str,
-    repeated: Collection[tuple[str, str]] | None = None,
-    left_out: Counter[str] | None = None,
-) -> Iterator[Row]:
-    """Yield the pairs that the configuration asks for.
-
-    Args:
-        nodes: rows of `tables.tree_schema`, the nodes of a
-            question together and in the order of their ids.
-        config: the run's configuration; `pairs` and `value` are used.
-        policy: the policy's name, a column of every pair.
-        config_hash: of the run that made the trees.
-        repeated: as in `derive_pairs`.
-        left_out: gets the number of pairs left out, by cause.
-    """
+def rules_of(config: Config) -> PairRules:
+    """Return the rules by which a configuration makes pairs of steps."""
     settings = config.pairs
-    common: dict[str, Any] = {"policy": policy, "config_hash": config_hash, "read_ids": config.policy.reads_ids}
-    common |= {"repeated": repeated, "left_out": left_out}
-    if settings.level == "trajectory":
-        return derive_trajectory_pairs(nodes, min_margin=settings.min_margin, **common)
-    return derive_pairs(
-        nodes,
-        min_confidence=settings.min_confidence,
-        path_share=settings.path_share,
-        **_comparison(config),
-        **common,
-    )
-
-
-def rivals_in(tree: Sequence[Row], config: Config) -> list[tuple[Side, Side]]:
-    """Return the pairs of a tree that the configuration asks for, before anything confirms them (`rivals_of`)."""
-    return rivals_of(tree, **_comparison(config))
-
-
-def _comparison(config: Config) -> dict[str, Any]:
-    settings = config.pairs
-    chosen = settings.model_dump(include={"rule", "min_margin", "reward", "per_question"})
-    return chosen | {"alpha": settings.alpha or config.value.alpha, "weighting": config.value.weighting}
+    names = {"rule", "min_margin", "min_confidence", "path_share", "per_question", "reward"}
+    alpha, weighting = settings.alpha or config.value.alpha, config.value.weighting
+    return PairRules(alpha=alpha, weighting=weighting, **settings.model_dump(include=names))
 
 
 def count_pairs(folder: Path, config: Config) -> dict[str, Any]:

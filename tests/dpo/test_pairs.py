@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from reasonrag.dpo.pairs import derive_pairs, derive_trajectory_pairs, in_test_split, open_turn
+from reasonrag.dpo.pairs import PairRules, derive_pairs, derive_trajectory_pairs, in_test_split, open_turn
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema
 
 
@@ -43,8 +43,11 @@ def with_roots(nodes):
 
 
 def pairs(*nodes, **settings):
-    given = {"policy": "p", "config_hash": "h", "alpha": 1.0, "rule": "siblings"} | settings
-    return list(derive_pairs(with_roots(nodes), **given))
+    given = {"policy": "p", "config_hash": "h"}
+    for name in ("policy", "config_hash", "repeated", "left_out"):
+        given |= {name: settings.pop(name)} if name in settings else {}
+    rules = PairRules(**{"alpha": 1.0, "rule": "siblings"} | settings)
+    return list(derive_pairs(with_roots(nodes), rules, **given))
 
 
 def ids(rows):

@@ -11,7 +11,7 @@ import pytest
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Answer, Completion, FinishReason, Message, Prompt, Step, StopReason, Trajectory
-from reasonrag.dpo.pairs import derive_pairs
+from reasonrag.dpo.pairs import PairRules, derive_pairs
 from reasonrag.evaluation.run import Evaluation, choose
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.online_rl.collector import Group, Sample
@@ -113,7 +113,7 @@ def test_a_tree_is_valued_by_the_model_and_by_the_answers(tmp_path):
     new = [row for row in rows if row["visits"] == 1 and row["depth"] and not row["stop_reason"]]
     assert new and all(row["value"] == pytest.approx(min(len(row["text"]) / 100, 1.0)) for row in new)
     by_model, by_answers = (
-        list(derive_pairs(rows, policy="p", config_hash="h", reward=reward, rule="siblings"))
+        list(derive_pairs(rows, PairRules(reward=reward, rule="siblings"), policy="p", config_hash="h"))
         for reward in ("prm", "spre")
     )
     assert len(by_model) > len(by_answers) and {pair["confidence"] for pair in by_model} == {None}

@@ -33,7 +33,7 @@ def write_run(
     asked = ",".join(datasets)  # as if each was read by its name, unless it is a path
     config.write_text(config.read_text(encoding="utf-8").replace(text, asked), encoding="utf-8")
     if level == "step":
-        pairs = [list(derive_pairs(tree, policy="p", config_hash="0", min_margin=0.01)) for tree in trees]
+        pairs = [list(derive_pairs(tree, policy="p", config_hash="0")) for tree in trees]
         train = [pair for found in pairs[:-1] for pair in found]
         held_out = pairs[-1][-1:] if train else [pairs[-1][-1] | {"question_id": "held out"}]
         for split, rows in (("train", train or pairs[-1][:-1]), ("test", held_out)):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from reasonrag.core.config import load_config
 from reasonrag.core.settings import dump
-from reasonrag.dpo.pairs import derive_pairs, derive_trajectory_pairs
+from reasonrag.dpo.pairs import PairRules, derive_pairs, derive_trajectory_pairs
 from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
@@ -75,9 +75,13 @@ def write_run(
     for name in ("trees", "pairs"):
         (folder / name).mkdir(parents=True)
     nodes = [row for tree in trees for row in tree]
-    derive = functools.partial(derive_pairs, rule="siblings") if level == "step" else derive_trajectory_pairs
+    derive = (
+        functools.partial(derive_pairs, rules=PairRules(rule="siblings"))
+        if level == "step"
+        else derive_trajectory_pairs
+    )
     schema = pair_schema() if level == "step" else trajectory_pair_schema()
-    pairs = list(derive(nodes, policy=text, config_hash="0", min_margin=0.01))
+    pairs = list(derive(nodes, policy=text, config_hash="0"))
     write_parquet(folder / "trees" / "nodes-00000-of-00001.parquet", nodes, tree_schema())
     if pairs:
         write_parquet(folder / "pairs" / "train-00000-of-00001.parquet", pairs, schema)

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from reasonrag.dpo.pairs import derive_pairs
+from reasonrag.dpo.pairs import PairRules, derive_pairs
 from reasonrag.spre.decisions import content_of, decisions_of, full_prompt
 
 
@@ -25,8 +25,9 @@ def tree(*nodes, question="1"):
 
 
 def preferences(rows, **settings):
-    given = {"policy": "p", "config_hash": "h", "alpha": 0.5, "min_margin": 0.0, "rule": "siblings"} | settings
-    return list(derive_pairs(rows, **given))
+    left_out = settings.pop("left_out", None)
+    rules = PairRules(**{"alpha": 0.5, "min_margin": 0.0, "rule": "siblings"} | settings)
+    return list(derive_pairs(rows, rules, policy="p", config_hash="h", left_out=left_out))
 
 
 QUERY, AGAIN, ANSWER = "<query>The Jaws</query>", "<query>jaws!</query>", "<answer>Jaws</answer>"
