@@ -145,6 +145,7 @@ def test_a_world_or_an_error_rate_that_is_none_is_refused(rest):
 def build(folder, **overrides):
     """Rows of the trees of the first demo questions, judged."""
     asked = {"value.kind": "judge", "judge.spec": "demo-judge", "retrieval.cache": str(folder / "cache")}
+    asked["pairs.confirm"] = 0
     config = load_config(preset="demo", overrides=asked | overrides)
     summary = build_trees(config, folder / "run")
     return summary, list(read_shards(folder / "run/trees", "nodes", tree_schema()))

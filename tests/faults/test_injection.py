@@ -110,7 +110,7 @@ def test_training_encodes_a_prompt_as_it_was_read() -> None:
 
 
 class _Row:
-    place, margin, depth, group, target = "row 1", None, 0, ("d", "q"), None
+    place, margin, depth, group, target, confidence = "row 1", None, 0, ("d", "q"), None, None
 
     def __init__(self, sides: StepSides) -> None:
         self.sides = sides

@@ -125,7 +125,8 @@ def test_every_step_of_a_recording_is_branched_into_pairs(tmp_path: Path) -> Non
     recorded = [row for row in rows if row["origin"] == "recorded"]
     assert summary["questions"]["total"] == 1 and [row["depth"] for row in recorded] == [1, 2]
     for row in rows[:1] + [row for row in recorded if not row["stop_reason"]]:
-        children = [child for child in rows if child["parent_id"] == row["node_id"]]
+        below = [child for child in rows if child["parent_id"] == row["node_id"]]
+        children = [child for child in below if child["origin"] != "confirmation"]
         assert len(children) == config.search.max_children
     pairs = list(read_shards(tmp_path / "run" / "pairs", "train", pair_schema()))
     assert {pair["depth"] for pair in pairs} >= {0, 1}
