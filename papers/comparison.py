@@ -40,6 +40,7 @@ _STEPS = {
 _ROUNDS = 3
 # Fresh rollouts cost this many questions, so that all rules cost about as many calls.
 _CONFIRMED_SHARE = 0.7
+_PAPERS_LOSS = ("--loss-type", "sigmoid")
 _SIBLINGS = ("--pair-rule", "siblings", "--min-confidence", "0", "--max-pairs", "0")
 _RULES = {
     "siblings": _SIBLINGS,
@@ -260,7 +261,8 @@ def _trees(scale: Scale, seed: int) -> tuple[str, ...]:
 def _trained(out: Path, source: Path, seed: int, scale: Scale, *, variant: str) -> Stage:
     steps = min(_STEPS[variant], scale.max_steps or _STEPS[variant])
     stage = "sft" if variant == "sft" else "dpo"
-    arguments = (stage, "train", "--preset", "demo", "--data", str(source), "--seed", str(seed))
+    loss = () if variant == "sft" else _PAPERS_LOSS
+    arguments = (stage, "train", "--preset", "demo", "--data", str(source), "--seed", str(seed), *loss)
     return Stage.writing(out, *arguments, "--set", f"max_steps={steps}", needs=(source,))
 
 
@@ -334,7 +336,8 @@ def _rounds(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Sta
                 build = ("build-tree", "--preset", "demo", *limit, *world, *search, "--policy", policy)
                 yield Stage.writing(trees, *build, needs=(model,) if model else ())
             yield Stage.writing(pairs, "pairs", str(trees), *rule, needs=(trees,))
-            arguments = ("dpo", "train", "--preset", "demo", "--data", str(pairs), "--seed", str(seed))
+            loss = () if is_confirmed else _PAPERS_LOSS
+            arguments = ("dpo", "train", "--preset", "demo", "--data", str(pairs), "--seed", str(seed), *loss)
             steps = min(_STEPS["dpo-rollout"], scale.max_steps or _STEPS["dpo-rollout"])
             start = ("--model", str(model)) if model else ()
             needs = (pairs, model) if model else (pairs,)

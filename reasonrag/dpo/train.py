@@ -33,7 +33,7 @@ LOSS_TYPES = (
     *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
 )
 # They depend on which pairs share a forward pass.
-_BATCH_LOSS_TYPES = {"aot", "aot_unpaired", "sft"}
+_BATCH_LOSS_TYPES = {"aot", "aot_unpaired"}
 _IGNORED_LABEL = -100
 _STEP_COLUMN = "prompt_ids"
 _CONFIDENCE = "confidence"
@@ -177,10 +177,10 @@ def step_rows(pairs: TokenPairs) -> dict[str, TokenRows]:
 class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
     """TRL's DPOTrainer on rows of token ids, as `pair_rows` returns them; rows of text are prepared by TRL.
 
-    On pairs of single steps the loss is TRL's own, of any type. On pairs of
-    trajectories it is the sigmoid loss (arXiv:2305.18290, eq. 7), and the
-    log-probability of a side is the sum over its steps, each in its own prompt. With a column `confidence`,
-    c, the loss of a pair is c times its own and 1 - c times that of its reverse (cDPO; arXiv:2405.00451 has visits).
+    On pairs of single steps the loss is TRL's own, of any type. On pairs of trajectories it is the sigmoid loss
+    (arXiv:2305.18290, eq. 7), alone or with "sft", and the log-probability of a side is the sum over its steps,
+    each in its own prompt. With a column `confidence`, c, the sigmoid loss of a pair is c times its own and 1 - c
+    times that of its reverse (cDPO; arXiv:2405.00451 has visits).
 
     Raises:
         ConfigError: pairs of trajectories, and a TRL option that their loss does not support.
@@ -188,12 +188,14 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *, args: Any, processing_class: Any, train_dataset: Any, **more: Any) -> None:
         if _SEGMENT_COLUMNS[0] in (train_dataset.column_names or ()):
-            supported: dict[str, Any] = {"loss_type": ["sigmoid"], "f_divergence_type": "reverse_kl"}
-            supported |= {"loss_weights": None, "ld_alpha": None, "use_weighting": False}
-            if others := [name for name, value in supported.items() if getattr(args, name) != value]:
+            supported = {"f_divergence_type": "reverse_kl", "ld_alpha": None, "use_weighting": False}
+            others = [name for name, value in supported.items() if getattr(args, name) != value]
+            if list(args.loss_type) not in (["sigmoid"], ["sigmoid", "sft"]):
+                others.append("loss_type")
+            if others:
                 raise ConfigError(
-                    "pairs of trajectories, and smoothing by confidence, have the plain sigmoid loss, which does not "
-                    f"support {', '.join(others)}; leave that out, or train on pairs of steps without smoothing"
+                    "pairs of trajectories, and smoothing by confidence, have the loss sigmoid or sigmoid,sft, which "
+                    f"does not support {', '.join(others)}; leave that out, or train on pairs of steps unsmoothed"
                 )
             if processing_class.pad_token is None:
                 processing_class.pad_token = processing_class.eos_token
@@ -252,7 +254,11 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
         for name, mean in zip(metrics, means, strict=True):
             self._metrics["train" if self.model.training else "eval"][name].append(mean)
         margins, confidence = metrics["rewards/margins"], inputs.get(_CONFIDENCE, 1.0)
-        loss = -(confidence * logsigmoid(margins) + (1 - confidence) * logsigmoid(-margins)).mean()
+        losses = [-(confidence * logsigmoid(margins) + (1 - confidence) * logsigmoid(-margins)).mean()]
+        if "sft" in self.loss_types:  # a token of the chosen sides on average, as in TRL
+            is_chosen = inputs["row_index"] < len(margins)
+            losses.append(-outputs.log_probs[is_chosen].sum() / inputs["completion_mask"][is_chosen].sum())
+        loss = sum(weight * part for weight, part in zip(self.loss_weights, losses, strict=True))
         return loss + self.router_aux_loss_coef * outputs.aux_loss if self.aux_loss_enabled else loss
 
 

@@ -97,7 +97,10 @@ class DPOSettings(PairSettings):
 
     beta: float = setting(0.3, "KL weight: how strongly the policy is held to the reference model", "--beta", gt=0)
     loss_type: str = setting(
-        "sigmoid", "loss function, by its name in TRL. Several such as sigmoid,sft are added up", "--loss-type"
+        "sigmoid,sft",
+        "loss functions that are added up, by their names in TRL; sft, the chosen step's negative log-likelihood, keeps "
+        "it likely (arXiv:2404.19733)",
+        "--loss-type",
     )
     smooth_by_confidence: bool = setting(
         False,
@@ -167,6 +170,7 @@ DPO_PRESETS: dict[str, Tree] = {
     # The published configuration: full fine-tuning, 2 pairs per device and optimizer step.
     "reasonrag": {
         "method": "full",
+        "loss_type": "sigmoid",
         "beta": 0.3,
         "learning_rate": 1e-6,
         "lr_scheduler_type": "cosine",

@@ -61,7 +61,7 @@ def same(one, other, tolerance):
 def test_a_policy_is_held_to_the_reference_model_that_is_named(policy, data, whole, tmp_path):
     losses = []
     for reference in (None, str(policy)):
-        settings = dpo_settings(data, whole[0], max_steps=1, trainer=EVERY_6, reference_model=reference)
+        settings = dpo_settings(data, whole[0], max_steps=1, trainer=EVERY_6, reference_model=reference, loss_type="sigmoid")
         losses.append(quietly(settings, tmp_path / str(bool(reference)))["history"][0]["eval_loss"])
     assert losses[0] == pytest.approx(math.log(2)) and losses[1] < losses[0] - 0.05
 
@@ -150,7 +150,8 @@ def test_the_same_settings_and_seed_give_the_same_weights_and_another_seed_other
 @pytest.mark.slow
 @pytest.mark.parametrize("reference", ["precomputed"])
 def test_two_processes_train_one_policy_and_the_first_one_writes(reference, policy, data, tmp_path):
-    settings = dpo_settings(data, policy, per_device_train_batch_size=4, reference=reference, max_steps=4, save_steps=2)
+    few = {"max_steps": 4, "save_steps": 2, "loss_type": "sigmoid"}
+    settings = dpo_settings(data, policy, per_device_train_batch_size=4, reference=reference, **few)
     done = child(settings, tmp_path / "dpo", processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("step 4/4  loss") == 1
@@ -158,10 +159,7 @@ def test_two_processes_train_one_policy_and_the_first_one_writes(reference, poli
     assert (summary["processes"], summary["steps"]) == (2, 4)
     states = sorted(p.name for p in last_checkpoint(tmp_path / "dpo").glob("rng_state*"))
     assert states == ["rng_state_0.pth", "rng_state_1.pth"]
-    alone = quietly(
-        dpo_settings(data, policy, per_device_train_batch_size=8, max_steps=4, save_steps=2),
-        tmp_path / "alone",
-    )
+    alone = quietly(dpo_settings(data, policy, per_device_train_batch_size=8, **few), tmp_path / "alone")
     assert summary["final"]["held_out"]["eval_loss"] == pytest.approx(alone["final"]["held_out"]["eval_loss"], abs=0.02)
     first = next(entry for entry in summary["history"] if "loss" in entry)
     assert first["loss"] == pytest.approx(0.6931, abs=1e-4)
@@ -317,7 +315,7 @@ def test_pairs_of_which_nothing_is_known_teach_nothing_if_the_labels_are_smoothe
     rows = [pair_row(number) | {"confidence": 0.5} for number in range(16)]
     data, margins = write_pairs(tmp_path / "pairs", train=16, rows=rows), []
     for smooth in (True, False):
-        settings = dpo_settings(data, policy, max_steps=3, smooth_by_confidence=smooth)
+        settings = dpo_settings(data, policy, max_steps=3, loss_type="sigmoid", smooth_by_confidence=smooth)
         margins.append(quietly(settings, tmp_path / str(smooth))["final"]["train"]["rewards/margins"])
     assert abs(margins[0]) < 0.01 < margins[1]
 
@@ -386,10 +384,10 @@ def write_trajectories(folder, count):
 def test_the_held_out_loss_counts_every_pair_alike_whatever_its_length(policy, tmp_path):
     """In batches of four and two, with sides of one to three steps."""
     data = write_trajectories(tmp_path / "trajectories", 30)
-    losses = [
-        quietly(
-            dpo_settings(data, policy, max_steps=2, trainer={"per_device_eval_batch_size": size}), tmp_path / str(size)
-        )["final"]["held_out"]["eval_loss"]
-        for size in (4, 6)
-    ]
+    losses = []
+    for size in (4, 6):
+        settings = dpo_settings(
+            data, policy, loss_type="sigmoid", max_steps=2, trainer={"per_device_eval_batch_size": size}
+        )
+        losses.append(quietly(settings, tmp_path / str(size))["final"]["held_out"]["eval_loss"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)

@@ -128,6 +128,18 @@ def by_hand(policy, reference, pair):
 
 
 @pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
+def test_the_chosen_steps_likelihood_is_added_by_its_weight(made, folder, chat, tmp_path):
+    pairs = made(chat, 5)
+    more = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}
+    trainer, plain = (make(rows_of(pairs), folder, tmp_path, moved=0.02, **how) for how in (more, {}))
+    policy = load(folder, moved=0.02).double()
+    tokens = sum(len(segment.completion_ids) for pair in pairs for segment in pair.chosen)
+    nll = -sum(plain_logp(policy, pair.chosen).item() for pair in pairs) / tokens
+    expected = loss_of(plain, rows_of(pairs)).item() + 0.5 * nll
+    assert loss_of(trainer, rows_of(pairs)).item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
 def test_the_loss_is_that_of_plain_logits(made, folder, chat, tmp_path):
     pairs = made(chat, 5)
     trainer = make(rows_of(pairs), folder, tmp_path, moved=0.02)

@@ -71,7 +71,9 @@ def test_the_merged_folder_is_a_plain_one(adapter, policy):
 
 
 def test_an_adapter_is_trained_further_against_a_frozen_copy_of_itself(adapter, data, tmp_path):
-    settings = dpo_settings(data, adapter, method="lora", max_steps=4, save_steps=2, learning_rate=5e-3)
+    settings = dpo_settings(
+        data, adapter, method="lora", max_steps=4, save_steps=2, learning_rate=5e-3, loss_type="sigmoid"
+    )
     summary = train(settings, tmp_path / "more", log=lambda line: None)
     assert summary["history"][0]["eval_loss"] == pytest.approx(0.6931, abs=1e-4)
     assert summary["final"]["train"]["rewards/margins"] > 0
