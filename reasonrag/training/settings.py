@@ -98,8 +98,8 @@ class DPOSettings(PairSettings):
     beta: float = setting(0.3, "KL weight: how strongly the policy is held to the reference model", "--beta", gt=0)
     loss_type: str = setting(
         "sigmoid,sft",
-        "loss functions that are added up, by their names in TRL; sft, the chosen step's negative log-likelihood, keeps "
-        "it likely (arXiv:2404.19733)",
+        "loss functions that are added up, by their names in TRL; sft, the chosen step's negative log-likelihood, "
+        "keeps it likely (arXiv:2404.19733)",
         "--loss-type",
     )
     smooth_by_confidence: bool = setting(

@@ -61,7 +61,9 @@ def same(one, other, tolerance):
 def test_a_policy_is_held_to_the_reference_model_that_is_named(policy, data, whole, tmp_path):
     losses = []
     for reference in (None, str(policy)):
-        settings = dpo_settings(data, whole[0], max_steps=1, trainer=EVERY_6, reference_model=reference, loss_type="sigmoid")
+        settings = dpo_settings(
+            data, whole[0], max_steps=1, trainer=EVERY_6, reference_model=reference, loss_type="sigmoid"
+        )
         losses.append(quietly(settings, tmp_path / str(bool(reference)))["history"][0]["eval_loss"])
     assert losses[0] == pytest.approx(math.log(2)) and losses[1] < losses[0] - 0.05
 
