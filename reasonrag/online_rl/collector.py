@@ -424,17 +424,19 @@ def trajectory_metrics(trajectory: Trajectory, format: Format) -> dict[str, floa
 
 
 def over_under(parts: Sequence[Metrics]) -> dict[str, float]:
-    """Return OSR and USR of the known steps (arXiv:2510.07794, eq. 2), from the parts of HiPRAG's scores.
+    """Return OSR and USR of the known steps (arXiv:2510.07794, eq. 2), from the parts of HiPRAG's scores, and the share
+    of judged steps that conclude nothing, behind which needless searches can hide.
 
     Micro-averages: two trajectories with 1 of 1 and 0 of 3 needless searches
     give 1/4, not the mean of 1 and 0. A step without a readable verdict
     counts in neither number, and a rate without any known step is left out.
     """
     rates = {}
-    for name, suboptimal, total in (("osr", "over", "searches_known"), ("usr", "under", "own_steps_known")):
-        known = sum(part.get(total) or 0.0 for part in parts)
+    kinds = (("over", "osr", ("searches_known",)), ("under", "usr", ("own_steps_known",)))
+    for counted, name, totals in (*kinds, ("silent", "silent", ("known_steps", "silent"))):
+        known = sum(part.get(total) or 0.0 for part in parts for total in totals)
         if known:
-            rates[f"rollout/{name}"] = sum(part.get(suboptimal) or 0.0 for part in parts) / known
+            rates[f"rollout/{name}"] = sum(part.get(counted) or 0.0 for part in parts) / known
     return rates
 
 

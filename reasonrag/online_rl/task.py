@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reasonrag.core.config import Config, JudgeConfig, PolicyCard
+from reasonrag.core.config import Config, JudgeConfig, ModelConfig, PolicyCard
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import named_path
 from reasonrag.core.types import Question
@@ -194,11 +194,14 @@ def open_task_reward(
 ) -> Reward:
     """Return the reward with its judge, encoder and plans; `opened` closes them.
 
-    The `policy` answers HiPRAG's queries without a search; `decode` is
-    its tokenizer's, if it reports log-probs. The `journal` keeps the paid
-    calls of the judge, so that a restart does not pay for them again.
+    The `policy` answers HiPRAG's queries without a search, unless another model does; `decode` is its tokenizer's, if it
+    reports log-probs. The `journal` keeps the paid calls of the judge, so that a restart does not pay for them again.
     """
     reward, needs = settings.reward, task.needs
+    if reward.hiprag.known_by and "policy" in needs:
+        spec, _, model = reward.hiprag.known_by.partition("#")
+        policy = open_llm(ModelConfig(spec=spec, model=model or None), "policy")
+        opened.push_async_callback(policy.aclose)
     parts = RewardParts(task.format, policy=policy, plans=task.plans, decode=decode)
     if "encoder" in needs:
         parts = replace(parts, encoder=open_encoder(reward.when_to_search.encoder))

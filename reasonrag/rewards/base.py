@@ -403,6 +403,11 @@ class HiPRAGSettings(Section):
     lambda_f: float = setting(0.2, "weight of the format", ge=0, le=1)
     lambda_p: float = setting(0.4, "maximum bonus; 0 needs no judge (the paper's Search-R1-step*)", ge=0)
     over_search: bool = setting(True, "detect searches for facts that the policy already knew")
+    known_by: str | None = setting(
+        None,
+        "model that is asked what it knows without a search, such as the policy before training: demo:NAME, hf:MODEL or "
+        "URL#MODEL (default: the policy as it is now, which may forget what it knew)",
+    )
     under_search: bool = setting(True, "detect false steps without a search")
 
     @property

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 from reasonrag.core.errors import BackendError
-from reasonrag.core.text import one_line, quotable
+from reasonrag.core.text import normalize_answer, one_line, quotable
 from reasonrag.core.types import Message, Prompt
 from reasonrag.formats.base import Block, Format, Reading
 from reasonrag.llm.base import LLM, Sampling
@@ -18,13 +20,18 @@ from reasonrag.rewards.judge import JudgeService, same_meaning, step_holds
 from reasonrag.rollout import gather_all
 
 _MOST_TOKENS = 256  # of the policy's answer without a search
+_NOTHING = re.compile(
+    r"(none|nothing|unknown|nil|na|not (found|known|given|mentioned|available|clear)( \w+)*|"
+    r"(there is |i have |i found |found )?no (\w+ )?(information|evidence|conclusion|result|mention)s?( \w+)*)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class StepFlag:
     """Whether one step searched, and whether that was the wrong choice.
 
-    `suboptimal` is None if that is unknown, for this `cause`: `unreadable`, `silent`, or a backend's.
+    `suboptimal` is None if that is unknown, for this `cause`: `unreadable`, a backend's, or `silent` for a step that
+    concludes nothing.
     """
 
     kind: Literal["search", "own"]
@@ -62,12 +69,29 @@ def hiprag_reward(
 def optimal_share(flags: Iterable[StepFlag]) -> float | None:
     """Return `Ncorr/N` of eq. 1 over the known steps; None if no step is known.
 
+    A silent step counts in N alone: a search that concludes nothing has not shown that it was needed, and if it counted
+    as unknown, a policy could hide its needless searches behind silence.
+
     >>> good, needless, unknown = StepFlag("own", False), StepFlag("search", True), StepFlag("search", None)
     >>> optimal_share([good, needless, unknown]), optimal_share([unknown])
     (0.5, None)
+    >>> optimal_share([good, StepFlag("search", None, "silent")])
+    0.5
     """
-    known = [flag.suboptimal for flag in flags if flag.suboptimal is not None]
-    return known.count(False) / len(known) if known else None
+    known = [flag.suboptimal is False for flag in flags if flag.suboptimal is not None or flag.cause == "silent"]
+    return fmean(known) if known else None
+
+
+def concludes_nothing(conclusion: str, before: str = "") -> bool:
+    """Return whether a conclusion says nothing new: it is empty, says so, or repeats that of the step `before`.
+
+    >>> [concludes_nothing(text) for text in ("", "None.", "No relevant information was found", "No Country for Old Men")]
+    [True, True, True, False]
+    >>> concludes_nothing("It is Paris", "it is Paris.")
+    True
+    """
+    said = normalize_answer(conclusion)
+    return bool(_NOTHING.fullmatch(said)) or said == normalize_answer(before)
 
 
 async def detect(
@@ -84,8 +108,8 @@ async def detect(
     A search is needless if the policy, given the query alone, knows the step's
     conclusion. A step without a search is false if a verifier finds its reasoning or
     conclusion wrong. Both kinds are judged concurrently, equal steps once; each
-    distinct query is asked once, greedily. If a judge or a policy fails, or a step has
-    nothing that could be judged, its flag is None and counted; it is never good or bad.
+    distinct query is asked once, greedily. If a judge or a policy fails, or a step concludes nothing, its flag is
+    None and counted.
 
     Args:
         readings: the trajectories as their format reads them.
@@ -103,33 +127,35 @@ async def detect(
         Interrupted: the run is draining.
     """
     counts = Counter() if counts is None else counts
-    # Equal steps of a group's attempts are judged once.
-    to_judge: dict[Block, None] = {}  # an ordered set
-    for reading in readings:
-        for block in reading.blocks:
-            if over_search if block.is_search else under_search:
-                to_judge[_key(block)] = None
+    steps = [_keys(reading.blocks) for reading in readings]
+    # Equal steps of a group's attempts are judged once; a dictionary, as its order is theirs.
+    to_judge = dict.fromkeys(
+        step for keys in steps for step in keys if (over_search if step.is_search else under_search)
+    )
     flag_of: dict[Block, StepFlag] = {}
     if to_judge:
         detection = _Detection(judge, policy, counts)
         flags = await gather_all(detection.flag(block) for block in to_judge)
         flag_of = dict(zip(to_judge, flags, strict=True))
-
-    def flag(step: Block) -> StepFlag:
-        return flag_of.get(_key(step), StepFlag(_kind(step), False))
-
-    return [list(map(flag, reading.blocks)) for reading in readings]
+    return [[flag_of.get(step, StepFlag(_kind(step), False)) for step in keys] for keys in steps]
 
 
 def _kind(step: Block) -> Literal["search", "own"]:
     return "search" if step.is_search else "own"
 
 
-def _key(block: Block) -> Block:
-    """Return the texts that a step's flag depends on: steps with the same key are judged once."""
-    if block.is_search:
-        return Block(query=one_line(block.query or ""), conclusion=block.conclusion)
-    return Block(block.reasoning, conclusion=block.conclusion)
+def _keys(blocks: Sequence[Block]) -> list[Block]:
+    """Return the texts that the flag of each step depends on; a search that concludes nothing has no conclusion."""
+    keys, before = [], ""
+    for block in blocks:
+        conclusion = block.conclusion
+        if block.is_search:
+            said = "" if concludes_nothing(conclusion, before) else conclusion
+            keys.append(Block(query=one_line(block.query or ""), conclusion=said))
+        else:
+            keys.append(Block(block.reasoning, conclusion=conclusion))
+        before = conclusion
+    return keys
 
 
 class _Detection:
@@ -145,8 +171,6 @@ class _Detection:
     async def flag(self, step: Block) -> StepFlag:
         """Compute Over(step) for a search, Under(step) for any other."""
         detector = "over" if step.is_search else "under"
-        # A search without a conclusion cannot be compared. If
-        # it counted as good, silence would earn the bonus.
         if not step.conclusion.strip() and (step.is_search or not step.reasoning.strip()):
             cause = "silent"
         else:
@@ -179,13 +203,13 @@ class _Detection:
 class HiPRAGReward(BatchReward):
     """Eq. 1. Only trajectories that are right (cover match) and well-formed are judged; the others cost no call.
 
-    A step that is unknown because the judge's reply was unreadable is left out
-    of Ncorr and N; if no step is known, the bonus is 0. If no step is known
-    because a backend is late or unreachable, the trajectory gets no score.
+    A step that is unknown because the judge's reply was unreadable is left out of Ncorr and N; if no step is known,
+    the bonus is 0. A step that concludes nothing is in N alone. If no step is known because a backend is late or
+    unreachable, the trajectory gets no score.
 
     Parts: `answer` A, `format` F, `bonus`, `steps`, `searches`, `own_steps`; for judged trajectories also
-    `known_steps` N, of them `searches_known` and `own_steps_known`, and `over`, `under` (how many of each
-    kind are suboptimal), which are None for the others.
+    `known_steps`, of them `searches_known` and `own_steps_known`, `over`, `under` (how many of each kind are
+    suboptimal), and `silent` (how many conclude nothing), which are None for the others.
     """
 
     @staticmethod
@@ -235,7 +259,7 @@ class HiPRAGReward(BatchReward):
 def _counted(flags: Sequence[StepFlag] | None) -> Components:
     """Return the components that only judged trajectories have."""
     if flags is None:
-        return dict.fromkeys(("known_steps", "searches_known", "own_steps_known", "over", "under"))
+        return dict.fromkeys(("known_steps", "searches_known", "own_steps_known", "over", "under", "silent"))
     suboptimal = Counter(flag.kind for flag in flags if flag.suboptimal)
     known = Counter(flag.kind for flag in flags if flag.suboptimal is not None)
     return {
@@ -244,4 +268,5 @@ def _counted(flags: Sequence[StepFlag] | None) -> Components:
         "own_steps_known": float(known["own"]),
         "over": float(suboptimal["search"]),
         "under": float(suboptimal["own"]),
+        "silent": float(sum(flag.cause == "silent" for flag in flags)),
     }

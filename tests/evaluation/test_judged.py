@@ -80,8 +80,8 @@ def test_the_policy_is_asked_each_query_alone_and_greedily(questions, tmp_path):
     judged(questions, tmp_path / "out", "stepper")
     steps = 4 * 3 + 4 * 2 + 4 * 6
     assert RECORD.calls == {"stepper": steps + 12}
-    # Equal questions to the judge are paid for once: two answers; the statements on films 2, 5 and 11 twice each.
-    assert RECORD.judge == {"Prediction": 2, "Statement 1": 9, "Reasoning": 8}
+    # Equal questions to the judge are paid for once: there are two answers.
+    assert RECORD.judge == {"Prediction": 2, "Statement 1": 12, "Reasoning": 8}
 
 
 def test_resumed_it_pays_for_nothing_again(questions, tmp_path):
@@ -178,7 +178,7 @@ def test_costs_of_the_judge_are_its_own(questions, tmp_path):
     model = ARBITER.model.model_copy(update={"input_price": 1e6, "output_price": 0.0})
     figures = judged(questions, tmp_path / "out", "stepper", judging=Judging(model))
     used = figures["calls"]["stepper"]
-    assert used["judge"]["calls"] == 19
+    assert used["judge"]["calls"] == 22
     assert used["judge"]["cost"] == used["judge"]["prompt_tokens"] > 100
     assert used["policy"]["cost"] is None
 

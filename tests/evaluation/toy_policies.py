@@ -119,7 +119,7 @@ def stepper(config):
             return fact(n) if n % 4 == 0 and "directed" in prompt.messages[1].content else "I do not know."
         turn = prompt.prefix
         if turn.endswith("<conclusion>"):
-            return f"{fact(n)}</conclusion>"
+            return f"{fact(n)}{' and wrote it' * turn.count('</conclusion>')}</conclusion>"
         opening = "" if turn.endswith("<reasoning>") else "<step>\n<reasoning>"
         plan = (["directed"], [None], ["directed", "wrote", None])[n % 3]
         done = turn.count("</conclusion>")

@@ -47,6 +47,7 @@ def test_means_are_over_what_is_there():
 def test_over_and_under_search_are_shares_of_the_steps_with_a_verdict():
     found = batch_metrics(MADE, FORMAT)
     assert (found["rollout/osr"], found["rollout/usr"]) == (0.5, 0.0), "1 of the 2 known searches, of 4 that were made"
+    assert over_under([{"known_steps": 3.0, "silent": 1.0}]) == {"rollout/silent": 0.25}
     assert over_under([{"em": 1.0}]) == over_under([{**PARTS, "searches_known": 0.0, "own_steps_known": 0.0}]) == {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -13,6 +14,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.online_rl import task as tasks
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import plan_schema
+from tests.fakes.scripted import ScriptedLLM
 from tests.online_rl.toys import settings
 
 TOYS = "tests.online_rl.toys"
@@ -59,6 +61,19 @@ def test_a_judge_that_a_reward_does_not_ask_is_no_part_of_the_training(plans):
     assert "judge" in content("demo-when-to-search", reward__when_to_search__correct="judge")
     assert content("demo-search-p1", plans=plans).keys() >= {"judge", "plans"}
     assert content(reward__name=f"{TOYS}:OwnReward")["judge"] == "demo-judge", "it may ask it"
+
+
+@pytest.mark.parametrize("known_by", [None, "demo:hiprag"])
+def test_another_model_can_say_what_the_policy_knew(known_by, tmp_path):
+    named = settings("demo-hiprag", reward__hiprag__known_by=known_by)
+    own = ScriptedLLM(lambda prompt, sampling: "I forgot.")
+
+    async def policy_asked():
+        async with AsyncExitStack() as opened:
+            reward = tasks.open_task_reward(named, tasks.open_task(named), own, tmp_path / "journal.sqlite", opened)
+            return reward.policy
+
+    assert (asyncio.run(policy_asked()) is own) == (known_by is None)
 
 
 def brevity(trajectories):

@@ -94,10 +94,13 @@ def test_an_outage_is_no_score_unless_some_step_is_known(failing, cause):
     assert (half.value, half.parts["known_steps"]) == (1.4, 1.0)
 
 
-def test_a_search_that_concludes_nothing_earns_nothing():
+@pytest.mark.parametrize("nothing", ["", "None", "No information was found.", FACT])
+def test_a_search_that_concludes_nothing_is_no_needed_search(nothing):
+    """Nor if it repeats the step before. It counts in N, or needless searches could hide behind silence."""
     ours, policy = reward()
-    (found,) = score(ours, hiprag(("Jaws", ""), (None, "a")))
-    assert (found.parts["known_steps"], found.parts["steps"]) == (1, 2)
+    (found,) = score(ours, hiprag((None, FACT), ("Jaws", nothing)))
+    assert values([found]) == [1.2]
+    assert (found.parts["known_steps"], found.parts["silent"], found.parts["steps"]) == (1, 1, 2)
     assert policy.prompts == []
 
 
