@@ -405,8 +405,8 @@ class HiPRAGSettings(Section):
     over_search: bool = setting(True, "detect searches for facts that the policy already knew")
     known_by: str | None = setting(
         None,
-        "model that is asked what it knows without a search, such as the policy before training: demo:NAME, hf:MODEL or "
-        "URL#MODEL (default: the policy as it is now, which may forget what it knew)",
+        "model that is asked what it knows without a search, such as the policy before training: demo:NAME, hf:MODEL "
+        "or URL#MODEL (default: the policy as it is now, which may forget what it knew)",
     )
     under_search: bool = setting(True, "detect false steps without a search")
 
