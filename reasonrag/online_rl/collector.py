@@ -167,8 +167,8 @@ class Collector:
     plan: BatchPlan
     settings: RLSettings
 
-    async def batch(self, number: int, *, step: int) -> Batch:
-        """Make the rollouts of batch `number`, for the training step after `step`.
+    async def batch(self, number: int) -> Batch:
+        """Make the rollouts of the training step after `number` steps.
 
         With dynamic sampling, groups whose rewards are all equal are
         replaced until none is left (DAPO, arXiv:2503.14476, sec. 3.2).
@@ -178,23 +178,23 @@ class Collector:
                 did not find enough groups to learn from.
         """
         started = time.monotonic()
-        batch = Batch(await self._groups(self.plan.questions_of(number), self.plan.slots, step, number))
+        batch = Batch(await self._groups(self.plan.questions_of(number), self.plan.slots, number))
         if self.settings.sampling.dynamic:
-            await self._replace_flat_groups(batch, number, step)
-        self._refuse_outage(batch, step)
+            await self._replace_flat_groups(batch, number)
+        self._refuse_outage(batch, number)
         # Without dynamic sampling such groups stay: their advantages are 0, as in GRPO.
         batch.flat = sum(not has_variance(group.rewards) for group in batch.groups)
         batch.unscored = dict(Counter(s.score.cause for s in batch.samples if s.score.value is None))
         batch.seconds = time.monotonic() - started
         return batch
 
-    async def _replace_flat_groups(self, batch: Batch, number: int, step: int) -> None:
+    async def _replace_flat_groups(self, batch: Batch, number: int) -> None:
         most = self.most_draws * len(self.plan.slots)
         while flat_groups := [index for index, group in enumerate(batch.groups) if group.has_no_signal]:
             if batch.dropped + len(flat_groups) > most:
                 # As in verl: a short batch would weigh its few groups too much.
                 raise RunError(
-                    f"dynamic sampling replaced {batch.dropped} groups for step {step + 1}, and the rewards of "
+                    f"dynamic sampling replaced {batch.dropped} groups for step {number + 1}, and the rewards of "
                     f"{len(flat_groups)} of {len(batch.groups)} are still all equal: the policy solves nearly all "
                     "questions alike. The state before that step is kept; train on other questions, with a larger "
                     "--group-size or another reward, or stop here"
@@ -203,15 +203,17 @@ class Collector:
             batch.rounds += 1
             slots = [self.plan.slots[index] for index in flat_groups]
             questions = self.plan.replacements(number, slots, batch.rounds)
-            groups = await self._groups(questions, slots, step, number, batch.rounds)
+            groups = await self._groups(questions, slots, number, batch.rounds)
             for index, group in zip(flat_groups, groups, strict=True):
                 batch.groups[index] = group
             batch.dropped += len(flat_groups)
 
-    async def _groups(self, questions: Sequence[Question], slots: Sequence[int], step: int, *drawn: int) -> list[Group]:
+    async def _groups(
+        self, questions: Sequence[Question], slots: Sequence[int], number: int, *rounds: int
+    ) -> list[Group]:
         # The slot is part of the seed, as a question may come twice in a batch.
         return await gather_all(
-            self._group(question, derive_seed(self.plan.seed, "rollout", slot, *drawn), step)
+            self._group(question, derive_seed(self.plan.seed, "rollout", slot, number, *rounds), number)
             for question, slot in zip(questions, slots, strict=True)
         )
 

@@ -137,7 +137,7 @@ class Critic:
                 if self.accelerator.num_processes > 1:
                     weight.grad = self.sum(torch.zeros_like(weight) if weight.grad is None else weight.grad)
             norms.append(float(nn.utils.clip_grad_norm_(self.weights.values(), _MAX_GRAD_NORM)))
-            rising = ppo.warmup_ratio * settings.max_steps
+            rising = ppo.warmup_ratio * settings.max_steps * settings.rollout.minibatches
             rate = ppo.learning_rate * min(1.0, (step + number) / rising if rising else 1.0)
             self.optimizer.param_groups[0]["lr"] = rate
             self.optimizer.step()

@@ -43,7 +43,7 @@ class RolloutSettings(Section):
         8, "trajectories per question: G of GRPO; 1 is for ppo and reinforce++ only", "--group-size", ge=1
     )
     questions_per_step: int = setting(16, "questions per batch of rollouts", "--questions-per-step", ge=1)
-    minibatches: int = setting(1, "optimizer steps per batch of rollouts", ge=1)
+    minibatches: int = setting(1, "optimizer steps of a training step: parts of its batch of rollouts", ge=1)
     temperature: float = setting(1.0, "sampling temperature of the rollouts", gt=0, le=5)
     top_p: float = setting(1.0, "nucleus sampling: probability mass that is kept", gt=0, le=1)
     max_tokens: int = setting(512, "maximum tokens of one completion", ge=1)
@@ -116,7 +116,7 @@ class ValidationSettings(Section):
         None, "validation questions, as for --dataset (default: the dev split of the training questions)"
     )
     limit: int | None = setting(200, "use a random sample of this many validation questions of each data set", ge=1)
-    steps: int = execution(20, "optimizer steps between two validations; 0 disables", ge=0)
+    steps: int = execution(20, "training steps between two validations; 0 disables", ge=0)
     temperature: float = setting(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
     metric: Literal["em", "f1", "acc", "reward"] = setting(
         "em", "metric that chooses the best policy; reward: the training reward"
@@ -181,17 +181,12 @@ class RLSettings(TrainSettings):
         "auto",
         "importance sampling correction between engine and trainer; auto: token_truncate with a server if top_p is 1",
     )
-    max_steps: int = setting(200, "optimizer steps", "--max-steps", ge=1)
+    max_steps: int = setting(200, "training steps, each on a batch of rollouts", "--max-steps", ge=1)
     per_device_train_batch_size: int = setting(
         8, "training examples per forward pass on each device", "--batch-size", ge=1
     )
     lr_scheduler_type: str = setting("constant", "learning rate schedule, by its name in transformers")
-    save_steps: int = execution(
-        20,
-        "optimizer steps between checkpoints",
-        "--save-steps",
-        ge=1,
-    )
+    save_steps: int = execution(20, "training steps between checkpoints", "--save-steps", ge=1)
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> RLSettings:

@@ -103,8 +103,6 @@ def open_task(settings: RLSettings) -> Task:
     content["corpus"] = retriever.fingerprint
     content["prompts"] = format.fingerprint
     named = named_path(settings.data)
-    # TRL draws a row for each question of a batch, and each batch serves several steps.
-    batches = -(-settings.max_steps // settings.rollout.minibatches)
     return Task(
         questions=questions,
         held_out=held_out,
@@ -117,7 +115,7 @@ def open_task(settings: RLSettings) -> Task:
         name=named.resolve().name if named.exists() else settings.data,
         needs=needs,
         plans=plans,
-        sampler_rows=batches * settings.rollout.questions_per_step,
+        sampler_rows=settings.max_steps * settings.rollout.questions_per_step,  # TRL draws one for each question
     )
 
 

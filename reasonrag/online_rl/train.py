@@ -123,6 +123,9 @@ def trl_settings(settings: RLSettings) -> dict[str, Any]:
     return {
         "gradient_accumulation_steps": accumulation,
         "steps_per_generation": accumulation * rollout.minibatches,
+        # TRL counts optimizer steps.
+        "max_steps": settings.max_steps * rollout.minibatches,
+        "save_steps": settings.save_steps * rollout.minibatches,
         # TRL takes no group of one; its own figures are then
         # about the batch, and its advantages are not used.
         "num_generations": rollout.group_size if rollout.group_size > 1 else rollout.questions_per_step,

@@ -132,10 +132,10 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         return token_columns
 
     def roll_out(self, step: int) -> Batch:
-        """Return this process's scored rollouts for the step after `step`, by the current weights."""
-        collector, number = self.rollouts.collector, step // self.batch_steps
-        batch = self.run_everywhere(lambda: collector.batch(number, step=step), step=step)
-        self.record(batch, step)
+        """Return this process's scored rollouts for the optimizer step after `step`, by the current weights."""
+        number = step // self.batch_steps
+        batch = self.run_everywhere(lambda: self.rollouts.collector.batch(number), step=step)
+        self.record(batch, number)
         return batch
 
     def run_everywhere(self, work: Callable[[], Coroutine[Any, Any, Result]], *, step: int) -> Result:
@@ -205,7 +205,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             of_trajectories.tolist(),
             of_rows.tolist(),
             self.rollouts.folder,
-            step=self.state.global_step,
+            step=self.state.global_step // self.batch_steps,
             process=self.args.process_index,
             format=self.rollouts.collector.engine.format,
         )
@@ -367,14 +367,14 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         finally:
             state._set_sync_gradients(before)
 
-    def record(self, batch: Batch, step: int) -> None:
+    def record(self, batch: Batch, number: int) -> None:
         """Report a batch to the log and the reward, and warn if there is nothing to learn from it."""
         means = mean_metrics(gather_object([batch_metrics(batch, self.rollouts.collector.engine.format)]))
         for name, value in means.items():
             self._metrics["train"][name].append(value)
         # The reward has to observe the same scores on all processes.
         scores = gather_object([sample.score for sample in batch.samples])
-        self.rollouts.collector.reward.observe(scores, step=step)
+        self.rollouts.collector.reward.observe(scores, step=number)
         rewards = [score.value for score in scores]
         # Algorithms by token compare rewards over the batch, the others within a group.
         is_flat = not has_variance(rewards) if self.settings.by_token else means["rollout/flat_groups"] == 1.0
@@ -382,7 +382,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             log.warning(
                 "the rewards of every group are equal: there is nothing to learn from these rollouts. Take questions "
                 "that the policy solves at times, or train it on demonstrations first (sft train)",
-                step=step + 1,
+                step=number + 1,
                 rewards=sorted({reward for reward in rewards if reward is not None}),
                 in_form=means.get("rollout/format_rate"),
             )
@@ -437,7 +437,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
             self._validate(args, 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        step, every = state.global_step, self.trainer.settings.validation.steps
+        step, every = state.global_step, self.trainer.settings.validation.steps * self.trainer.batch_steps
         if every and (step % every == 0 or step >= state.max_steps):
             should_log = control.should_log  # logging the validation resets it
             self._validate(args, step)
@@ -453,8 +453,9 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         validation = self.trainer.validation
         if validation is None:
             return
+        number, ranks = step // self.trainer.batch_steps, (args.process_index, args.world_size)
         rows = self.trainer.run_everywhere(
-            lambda: validation.run(step, process=args.process_index, processes=args.world_size), step=step
+            lambda: validation.run(number, process=ranks[0], processes=ranks[1]), step=step
         )
         means = mean_metrics(gather_object(rows))
         if not means:

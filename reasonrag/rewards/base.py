@@ -451,7 +451,7 @@ class WhenToSearchSettings(Section):
         "(unified, Table 2; a wrong answer can then earn more than a right one)",
     )
     switch_step: Annotated[int, Field(ge=0)] | Literal["auto"] = setting(
-        "auto", "optimizer step at which stage 2 begins; auto: once retrievals per question stop rising"
+        "auto", "training step at which stage 2 begins; auto: once retrievals per question stop rising"
     )
     correct: Literal["em", "judge"] = setting(
         "em", "what counts as correct: exact match, or the verdict of --judge, as in the paper (sec. 4.1)"

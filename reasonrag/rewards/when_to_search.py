@@ -216,7 +216,7 @@ class WhenToSearchReward(BatchReward):
         self._retrievals = RiseDetector(window=20, min_rise=0.02)
 
     def stage(self, step: int) -> int:
-        """Return 1 or 2, the stage at an optimizer step; 0 without stages."""
+        """Return 1 or 2, the stage at a training step; 0 without stages."""
         settings = self.settings
         if settings.stages != "both":
             return {"unified": 0, "one": 1, "two": 2}[settings.stages]

@@ -69,7 +69,7 @@ def collector(tell, *, say=answered, questions=QUESTIONS, per_step=4, group=4, d
 
 
 def batch(made: Collector, number: int = 0) -> Batch:
-    return asyncio.run(made.batch(number, step=number))
+    return asyncio.run(made.batch(number))
 
 
 def ids(made: Batch) -> list[str]:

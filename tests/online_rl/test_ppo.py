@@ -223,10 +223,11 @@ def test_a_ppo_training_that_was_killed_ends_with_the_same_policy_and_the_same_v
         rollout__minibatches=2,
         per_device_train_batch_size=4,
         beta=0.01,
-        max_steps=4,
+        max_steps=2,
+        save_steps=1,
     )
     history = quietly(wanted, tmp_path / "whole")["history"]
-    assert child(wanted, tmp_path / "rl", kill_at=3).returncode == -signal.SIGKILL
+    assert child(wanted, tmp_path / "rl", kill_at=2).returncode == -signal.SIGKILL
     resumed = quietly(wanted, tmp_path / "rl")["history"]
     for name in ("loss", "critic/loss", "critic/value", "kl"):
         assert logged(resumed, name) == logged(history, name) != []

@@ -93,16 +93,16 @@ STEPS = SMALL | {
 
 
 def test_a_training_on_steps_that_was_killed_ends_with_the_same_policy(tmp_path):
-    wanted = settings(**STEPS, max_steps=4, rollout__minibatches=2)
+    wanted = settings(**STEPS, max_steps=2, save_steps=1, rollout__minibatches=2)
     history = trained(wanted, tmp_path / "whole")
-    assert child(wanted, tmp_path / "rl", kill_at=3).returncode == -signal.SIGKILL
+    assert child(wanted, tmp_path / "rl", kill_at=2).returncode == -signal.SIGKILL
     assert last_checkpoint(tmp_path / "rl").name == "checkpoint-2"
     resumed = quietly(wanted, tmp_path / "rl")["history"]
     seconds = logged(resumed, "seconds")
     assert seconds == sorted(seconds), "those before the kill count"
     assert logged(resumed, "loss") == logged(history, "loss")
     assert farthest(weights(tmp_path / "rl"), weights(tmp_path / "whole")) <= 1e-5
-    rows = [rollouts(tmp_path / name, 3) for name in ("rl", "whole")]
+    rows = [rollouts(tmp_path / name, 2) for name in ("rl", "whole")]
     assert rows[0] == rows[1]
     states = [read_json(last_checkpoint(tmp_path / name) / "online_rl.json") for name in ("rl", "whole")]
     assert states[0]["reward"] == states[1]["reward"], "no step is forgotten, none is told twice"
@@ -122,7 +122,7 @@ def test_ctrl_c_in_a_rollout_ends_behind_the_whole_batch_and_the_same_call_goes_
     wanted = settings(
         **SMALL | {"reward__name": f"{TOYS}:SignalledReward", "per_device_train_batch_size": 4},
         rollout__minibatches=2,
-        max_steps=4,
+        max_steps=2,
         save_steps=100,
     )
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -135,7 +135,7 @@ def test_ctrl_c_in_a_rollout_ends_behind_the_whole_batch_and_the_same_call_goes_
     summary = quietly(wanted, tmp_path / "rl")
     assert summary["steps"] == 4
     steps = sorted(path.name for path in (tmp_path / "rl" / "rollouts").iterdir())
-    assert steps == ["step-000001.parquet", "step-000003.parquet"]
+    assert steps == ["step-000001.parquet", "step-000002.parquet"]
 
 
 def test_a_collapse_ends_the_training_with_its_state_and_the_best_policy(tmp_path, monkeypatch):
