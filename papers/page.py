@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from papers.comparison import BASE, Paper
 from papers.measures import METRICS, Results, sign, write_values
 from papers.results import Evaluated, tested
-from reasonrag.core.plots import Bar, BarChart, Line, Panel
+from reasonrag.core.plots import Line, Panel
 from reasonrag.core.table import Table
 from reasonrag.evaluation.tables import bold_note, interval_text, is_certain
 from reasonrag.storage.files import save_charts, write_json, write_text
@@ -25,10 +26,7 @@ _OVER_SEEDS = (
 def write(paper: Paper, results: Results, rows: Evaluated, folder: Path) -> Path:
     """Write `PAGE.md`, `.json`, `.svg`, `.png` and `.values.csv.gz` into a folder; return the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    label = METRICS[paper.metrics[0]].label
-    charts: list[Panel | BarChart] = list(_panels(paper, results))
-    if not paper.curves:
-        charts = [BarChart(f"{label} in the demo world, 95 % intervals", label, tuple(_bars(paper, results)))]
+    charts = [*_frontiers(paper, results), *(_panels(paper, results) if paper.curves else ())]
     if spent := results.get("by_cost"):  # not in results of earlier versions
         lines = (Line(name, *zip(*points, strict=True)) for name, points in spent.items())
         charts.append(Panel("EM by what it has cost, trees included", "CPU seconds", "EM", tuple(lines)))
@@ -118,11 +116,10 @@ def _head(paper: Paper, results: Results) -> Iterator[str]:
             missing.append(f"`{name}` with seed {', '.join(map(str, seeds))}")
         yield from ["", f"**Not run**: {'; '.join(missing)}. The command above was stopped before these, or told"]
         yield "to leave them out (`--only`); repeated, it runs them. Rows that need them say `not run`."
+    yield from ["", f"![{METRICS[paper.metrics[0]].label} against searches]({paper.page}.svg)", ""]
+    yield "A point is a policy, and a line joins the rounds of a rule: higher is better, further left is cheaper."
     if paper.curves:
-        yield from ["", f"![curves]({paper.page}.svg)", ""]
-        yield "Means over the seeds; curves of rollouts are also means over the last five steps."
-    else:
-        yield from ["", f"![{METRICS[paper.metrics[0]].label}]({paper.page}.svg)"]
+        yield "Curves are means over the seeds; those of rollouts are also means over the last five steps."
 
 
 def _against(paper: Paper, results: Results, origin: str) -> Iterator[str]:
@@ -291,12 +288,17 @@ def _panels(paper: Paper, results: Results) -> Iterator[Panel]:
         yield Panel("no training run is done", "optimizer step", "", ())
 
 
-def _bars(paper: Paper, results: Results) -> Iterator[Bar]:
+def _frontiers(paper: Paper, results: Results) -> Iterator[Panel]:
+    """Yield the main metric against searches for each decoding; `NAME-1`, `NAME-2`, ... are points of one line."""
+    main = paper.metrics[0]
     for setting, found in results["settings"].items():
+        points: dict[str, list[tuple[float, float]]] = {}
         for name, variant in found["variants"].items():
-            interval = variant["all"][paper.metrics[0]]
-            if interval:
-                yield Bar(name, setting, interval["mean"], interval["low"], interval["high"])
+            searches, value = variant["all"].get("retrievals"), variant["all"][main]
+            if searches and value:
+                points.setdefault(re.sub(r"-\d+$", "", name), []).append((searches["mean"], value["mean"]))
+        lines = (Line(name, *zip(*line, strict=True)) for name, line in points.items())
+        yield Panel(setting, "searches a question", METRICS[main].label, tuple(lines))
 
 
 def _means(intervals: Results, metrics: Sequence[str]) -> list[str]:
