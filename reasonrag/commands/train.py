@@ -11,14 +11,14 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import Group, configuration, given_settings, out, rare, settings, sources
+from reasonrag.commands.options import Command, Group, configuration, given_settings, out, rare, settings, sources
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
 from reasonrag.core.text import printable
 
@@ -41,6 +41,59 @@ _COMMON = (
 _RARE = ("chat_template", "lora", "max_length", "max_dropped", "save_steps", "min_examples", "min_questions")
 _SEARCH = ("retrieval.corpus", "retrieval.index", "retrieval.url")
 _BATCH = ("rollout.questions_per_step", "rollout.group_size", "per_device_train_batch_size")
+# What users of TRL and transformers type, by our option, or by the setting that `--set` takes.
+_TRL_OPTIONS = {
+    "output_dir": ("--out",),
+    "model_name_or_path": ("--model",),
+    "dataset_name": ("--data", "--dataset"),
+    "per_device_train_batch_size": ("--batch-size",),
+    "gradient_accumulation_steps": ("--accumulation",),
+    "num_train_epochs": ("--epochs",),
+    "num_generations": ("--group-size",),
+}
+_TRL_TRAINER = (
+    *("bf16", "fp16", "gradient_checkpointing", "deepspeed", "fsdp", "fsdp_config", "torch_compile", "optim"),
+    *("logging_steps", "eval_steps", "weight_decay", "max_grad_norm", "report_to", "run_name"),
+)
+_TRL_SETTINGS = {
+    **{"max_steps": "max_steps", "lr_scheduler_type": "lr_scheduler_type", "warmup_ratio": "warmup_ratio"},
+    **{"dtype": "dtype", "model_revision": "revision", "use_peft": "method"},
+    **{name: f"trainer.{name}" for name in _TRL_TRAINER},
+}
+_TRL_ELSEWHERE = {
+    "push_to_hub": "publish the policy afterwards, private and scanned for secrets: `reasonrag publish OUT`",
+    "resume_from_checkpoint": "leave it out: the same command resumes from the last whole checkpoint of --out",
+}
+
+
+class TrainCommand(Command):
+    """A training command: it takes the names of TRL's and transformers' arguments too, with hyphens or underscores."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments, those of TRL as the options or settings that they stand for."""
+        return super().parse_args(ctx, list(self._as_ours(args)))
+
+    def _as_ours(self, args: Sequence[str]) -> Iterator[str]:
+        ours = {option for parameter in self.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        words = list(args)
+        while words:
+            word = words.pop(0)
+            option, equals, value = word.partition("=")
+            name = option.removeprefix("--").replace("-", "_")
+            hyphened = "--" + name.replace("_", "-")
+            if not option.startswith("--") or option in ours:
+                yield word
+                continue
+            if same := ours.intersection((hyphened, *_TRL_OPTIONS.get(name, ()))):
+                yield same.pop() + equals + value
+                continue
+            if name in _TRL_SETTINGS and not equals:  # a switch alone is true
+                value = "true" if not words or words[0].startswith("--") else words.pop(0)
+            if name == "use_peft":
+                value = "lora" if value.lower() == "true" else "full"
+            if name in _TRL_ELSEWHERE:
+                raise click.UsageError(f"{option} is not supported: {_TRL_ELSEWHERE[name]}")
+            yield from ("--set", f"{_TRL_SETTINGS[name]}={value}") if name in _TRL_SETTINGS else (word,)
 
 
 @click.group(cls=Group)
@@ -52,7 +105,7 @@ def dpo() -> None:
     """
 
 
-@dpo.command("train")
+@dpo.command("train", cls=TrainCommand)
 @settings("DPOSettings", *_COMMON, "beta", "loss_type")
 @rare(settings("DPOSettings", *_RARE, "reference", "smooth_by_confidence"))
 @configuration("DPOSettings")
@@ -85,7 +138,7 @@ def sft() -> None:
     """
 
 
-@sft.command("train")
+@sft.command("train", cls=TrainCommand)
 @settings("SFTSettings", "examples", *_COMMON)
 @rare(settings("SFTSettings", "per_question", "min_reward", "test_share", *_RARE))
 @configuration("SFTSettings")
@@ -111,7 +164,7 @@ def prm() -> None:
     """Process reward models: the value of a step, learned from the steps of trees."""
 
 
-@prm.command("train")
+@prm.command("train", cls=TrainCommand)
 @settings("PRMSettings", *_COMMON)
 @rare(settings("PRMSettings", "alpha", "test_share", *_RARE))
 @configuration("PRMSettings")
@@ -141,7 +194,7 @@ def rl() -> None:
     """
 
 
-@rl.command("train")
+@rl.command("train", cls=TrainCommand)
 @settings("RLSettings", "data", "limit", *_SEARCH, "model", "format.name", "reward.name", "judge.spec", "judge.model")
 @settings("RLSettings", "method", "learning_rate", "max_steps", *_BATCH, "rollout.url", "seed")
 @rare(
