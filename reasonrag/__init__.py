@@ -16,7 +16,11 @@ Run the one rollout engine with parts of your own (`LLM`, `Retriever`, `Format` 
     engine = reasonrag.Engine(llm, retriever, reasonrag.FORMATS["search_r1"](), max_steps=5)
     trajectories = await engine.run([reasonrag.Trajectory(question)], seeds=[0])
 
-Train from the command line (`reasonrag dpo train`, `reasonrag rl train`).
+Train on the pairs, with the settings of `reasonrag dpo train` as arguments; the same call resumes:
+
+    reasonrag.train_dpo(reasonrag.DPOSettings(data="runs/demo", model="demo"), Path("policies/dpo"))
+
+`examples/questions_to_policy.py` does all of it and evaluates the policy.
 Rewards, formats, retrievers and models of yours are named in a configuration
 as `python:PACKAGE.MODULE:NAME`; docs/extend.md has an example of each.
 """
@@ -32,6 +36,10 @@ _SURFACE = {
     "pipeline.build": "build_trees",
     "pipeline.parts": "open_parts open_retriever",
     "dpo.pairs": "derive_pairs",
+    "dpo.train": "train_dpo train_sft",
+    "online_rl.train": "train_online",
+    "training.settings": "DPOSettings SFTSettings",
+    "online_rl.settings": "RLSettings load_rl_settings",
     "evaluation.run": "Evaluation",
     "core.config": "Config load_config",
     "rollout": "Engine",
@@ -75,6 +83,8 @@ if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr_
     from reasonrag.core.types import Step as Step
     from reasonrag.core.types import Trajectory as Trajectory
     from reasonrag.dpo.pairs import derive_pairs as derive_pairs
+    from reasonrag.dpo.train import train_dpo as train_dpo
+    from reasonrag.dpo.train import train_sft as train_sft
     from reasonrag.evaluation.run import Evaluation as Evaluation
     from reasonrag.formats import FORMATS as FORMATS
     from reasonrag.formats.base import Block as Block
@@ -86,6 +96,9 @@ if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr_
     from reasonrag.llm.base import Sampling as Sampling
     from reasonrag.mcts.search import Evaluator as Evaluator
     from reasonrag.mcts.search import TreeSearch as TreeSearch
+    from reasonrag.online_rl.settings import RLSettings as RLSettings
+    from reasonrag.online_rl.settings import load_rl_settings as load_rl_settings
+    from reasonrag.online_rl.train import train_online as train_online
     from reasonrag.pipeline.build import build_trees as build_trees
     from reasonrag.pipeline.parts import open_parts as open_parts
     from reasonrag.pipeline.parts import open_retriever as open_retriever
@@ -94,6 +107,8 @@ if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr_
     from reasonrag.rewards.base import Reward as Reward
     from reasonrag.rewards.base import Score as Score
     from reasonrag.rollout import Engine as Engine
+    from reasonrag.training.settings import DPOSettings as DPOSettings
+    from reasonrag.training.settings import SFTSettings as SFTSettings
 
 
 def __getattr__(name: str) -> Any:

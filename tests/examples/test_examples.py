@@ -130,6 +130,20 @@ def test_the_notebook_runs(tmp_path):
     assert (tmp_path / "runs/notebook/clear-pairs.parquet").stat().st_size > 0
 
 
+def train_by_script(folder: str) -> None:
+    from examples.questions_to_policy import main
+
+    print(json.dumps(main(Path(folder), questions=4, max_steps=1)["differences"]))
+
+
+def test_a_script_goes_from_questions_to_an_evaluated_policy(tmp_path):
+    done = warmed.run(train_by_script, str(tmp_path), environment=product.environment())
+    assert done.returncode == 0, done.stderr
+    differences = json.loads(done.stdout.splitlines()[-1])
+    assert {"em", "retrievals"} <= {row["metric"] for row in differences if row["n"] == 4}
+    assert (tmp_path / "dpo/model.safetensors").exists()
+
+
 @pytest.mark.slow
 def test_shards_on_ray_are_those_by_hand(tmp_path: Path) -> None:
     pytest.importorskip("ray")
