@@ -60,7 +60,7 @@ class TrainSettings(Section):
     per_device_train_batch_size: int = setting(
         2, "training examples per forward pass on each device", "--batch-size", ge=1
     )
-    save_steps: int = execution(200, "optimizer steps between checkpoints", "--save-steps", ge=1)
+    save_steps: int = execution(200, "training steps between checkpoints", "--save-steps", ge=1)
     device: Literal["auto", "cpu"] = execution("auto", "device of the training run; auto: the GPUs, if there are any")
     merge: bool = execution(False, "also write the adapters merged into the model, to OUT/merged", "--merge/--no-merge")
     trainer: dict[str, Any] = setting({}, "any other argument of TRL's trainer, by its name")
@@ -98,8 +98,8 @@ class DPOSettings(PairSettings):
     beta: float = setting(0.3, "KL weight: how strongly the policy is held to the reference model", "--beta", gt=0)
     loss_type: str = setting(
         "sigmoid,sft",
-        "loss functions that are added up, by their names in TRL; sft, the chosen step's negative log-likelihood, "
-        "keeps it likely (arXiv:2404.19733)",
+        "loss function, by its name in TRL. Several with commas between them are added up; sft, the chosen step's "
+        "negative log-likelihood, keeps it likely (arXiv:2404.19733)",
         "--loss-type",
     )
     smooth_by_confidence: bool = setting(
