@@ -35,6 +35,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--out", type=PATH, required=True, help="Folder of all stages.")
 @click.option("--results", type=PATH, help="Folder of the results page (default: OUT/results).")
 @click.option("--seeds", type=click.IntRange(1), help="Random seeds; every variant is trained once for each.")
+@click.option("--first-seed", type=click.IntRange(0), help="Run no seed before it; --results has their values.")
 @click.option("--limit", "questions", type=click.IntRange(1), help="Training questions.")
 @click.option("--test-limit", "test_questions", type=click.IntRange(1), help="Test questions.")
 @click.option("--max-steps", type=click.IntRange(1), help="Optimizer steps.")
@@ -71,8 +72,9 @@ def main(
     names = [name for choice in only or comparison.usual for name in comparison.by_table.get(choice, (choice,))]
     code = plan.run(lambda line: print(line, file=sys.stderr), only=outputs(comparison, out, size, names))
     if code < 128:
-        rows = evaluated(comparison, plan, size)
-        page = write(comparison, summarise(comparison, plan, size, rows), rows, results or out / "results")
+        folder = results or out / "results"
+        rows = evaluated(comparison, plan, size, folder / f"{comparison.page}.values.csv.gz")
+        page = write(comparison, summarise(comparison, plan, size, rows), rows, folder)
         print(f"results: {page}")
     sys.exit(code)
 

@@ -108,6 +108,7 @@ class Scale:
     """How large a comparison is."""
 
     seeds: int = 3  # each trains and evaluates every variant once
+    first_seed: int = 0  # the seeds before it were run elsewhere, and their values are read from the page's file
     questions: int | None = None  # for training; None takes all 600
     test_questions: int = 1200
     max_steps: int | None = None  # None takes the number of optimizer steps that the variant declares
@@ -377,7 +378,7 @@ def evaluation(paper: Paper, folder: Path, name: str, seed: int, scale: Scale) -
 def stages(paper: Paper, out: Path, scale: Scale) -> list[Stage]:
     """Return the commands of all variants, seed after seed; a command comes after its inputs."""
     commands = []
-    for seed in range(scale.seeds):
+    for seed in range(scale.first_seed, scale.seeds):
         folder = out / f"seed-{seed}"
         left = {folder / name: name for name in paper.names}
         for stage in training(paper, folder, seed, scale):
@@ -392,7 +393,8 @@ def stages(paper: Paper, out: Path, scale: Scale) -> list[Stage]:
 def outputs(paper: Paper, out: Path, scale: Scale, only: Collection[str]) -> set[Path]:
     """Return what the commands of some variants write, with everything that they need; `BASE` is always among them."""
     needs = {stage.out: stage.needs for stage in stages(paper, out, scale)}
-    evaluated = [evaluation_of(out / f"seed-{seed}", name) for seed in range(scale.seeds) for name in {BASE, *only}]
+    seeds = range(scale.first_seed, scale.seeds)
+    evaluated = [evaluation_of(out / f"seed-{seed}", name) for seed in seeds for name in {BASE, *only}]
     required: set[Path] = set()
     while evaluated:
         path = evaluated.pop()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -107,6 +107,27 @@ def write_values(path: Path, rows: Mapping[str, Mapping[str, Seeds]], metrics: S
                         values = [_plain(row.get(part)) for part in parts]
                         lines.writerow([decoding, variant, seed, question, row["kind"], row["hops"], *values])
         packed.write(text.getvalue().encode())
+
+
+def read_values(path: Path, seeds: Collection[int]) -> dict[str, dict[str, dict[int, dict[str, Row]]]]:
+    """Read the rows of some seeds that `write_values` wrote: by decoding, variant, seed and question id.
+
+    Raises:
+        RunError: there is no such file.
+    """
+    if not path.exists():
+        raise RunError(f"{path} is missing: it has the values of the seeds that are not run here; see --results")
+    rows: dict[str, dict[str, dict[int, dict[str, Row]]]] = {}
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            decoding, variant, seed, question = (
+                line.pop(name) for name in ("decoding", "variant", "seed", "question_id")
+            )
+            row: Row = {name: float(text) if text else None for name, text in line.items() if name != "kind"}
+            if int(seed) in seeds:
+                of_seed = rows.setdefault(decoding, {}).setdefault(variant, {}).setdefault(int(seed), {})
+                of_seed[question] = row | {"kind": line["kind"]}
+    return rows
 
 
 def _plain(value: float | None) -> float | None:

@@ -208,7 +208,7 @@ def split_of(dataset: str, question_id: str) -> str:
     """Return the split of a question, which depends on its data set and id alone.
 
     >>> split_of("musique", "2hop__1_2"), split_of("musique", "2hop__2_2")
-    ('demonstrations', 'search')
+    ('search-1', 'search-2')
     """
     digest = hashlib.sha256(f"{dataset}/{question_id}".encode()).digest()
     share = int.from_bytes(digest[:4], "big") / 2**32

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from papers.comparison import BASE, Paper, Row, Scale, Table, evaluation_of
-from papers.measures import Results, Seeds, described, difference, mean_hops, read_seeds, verdict
+from papers.measures import Results, Seeds, described, difference, mean_hops, read_seeds, read_values, verdict
 from papers.plan import Plan
 from reasonrag.core.bootstrap import add_adjusted
 from reasonrag.demo.world import demo_questions, make_world
@@ -25,21 +26,25 @@ _ADVICE = "run the same command again"
 _SMOOTHED = 5  # a batch has few questions, so a point of a rollout's curve is the mean of the last steps
 
 
-def evaluated(paper: Paper, plan: Plan, scale: Scale) -> Evaluated:
+def evaluated(paper: Paper, plan: Plan, scale: Scale, earlier: Path | None = None) -> Evaluated:
     """Read the variants whose evaluations are done: rows by decoding, variant, seed and question id.
+
+    `earlier` has the values of the seeds before `scale.first_seed`, as `write_values` wrote them.
 
     Raises:
         RunError: an evaluation is missing, although its command has succeeded.
     """
     done = {stage.out for stage in plan.stages if plan.is_done(stage)}
     rows: dict[str, dict[str, Seeds]] = {setting: {} for setting in SETTINGS}
+    before = read_values(earlier, range(scale.first_seed)) if earlier and scale.first_seed else {}
     for name in paper.names:
         folders = {seed: evaluation_of(plan.out / f"seed-{seed}", name) for seed in range(scale.seeds)}
         folders = {seed: folder for seed, folder in folders.items() if folder in done}
         for setting, files in SETTINGS.items():
             is_asked = setting == GREEDY or paper.sampled is None or name in paper.sampled
-            if folders and is_asked:
-                rows[setting][name] = read_seeds(folders, name, files)
+            known = before.get(setting, {}).get(name, {})
+            if (folders or known) and is_asked:
+                rows[setting][name] = {**known, **read_seeds(folders, name, files)}
     return rows
 
 
@@ -54,7 +59,7 @@ def summarise(paper: Paper, plan: Plan, scale: Scale, rows: Evaluated) -> Result
     missing = {name: [seed for seed in range(scale.seeds) if seed not in seeds.get(name, ())] for name in asked}
     trained: dict[str, dict[int, Results]] = {}
     for variant in paper.variants:
-        for seed in seeds.get(variant.name, ()):
+        for seed in set(seeds.get(variant.name, ())).difference(range(scale.first_seed)):
             folder = plan.out / f"seed-{seed}" / variant.name
             if any(stage.out == folder for stage in plan.stages):  # a rival may only be prompted
                 summary = require_json(folder / "training.json", _ADVICE)

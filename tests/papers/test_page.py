@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,15 @@ def test_em_is_drawn_by_what_each_variant_has_cost(plan, figures, tmp_path):
     assert spent["without"] == ends
     write(PAPER, figures, rows, tmp_path / "results")
     assert "EM by what it has cost" in (tmp_path / "results" / "toy.svg").read_text(encoding="utf-8")
+
+
+def test_seeds_that_were_run_elsewhere_are_read_from_the_values_of_the_page(plan, figures, tmp_path):
+    write(PAPER, figures, evaluated(PAPER, plan, SCALE), tmp_path)
+    rest = replace(SCALE, first_seed=1)
+    rows = evaluated(PAPER, plan, rest, tmp_path / "toy.values.csv.gz")
+    merged = summarise(PAPER, plan, rest, rows)
+    assert merged["settings"] == figures["settings"] and merged["missing"] == figures["missing"]
+    assert all(f"seed-{seed}/" not in stage.line for stage in stages(PAPER, tmp_path, rest) for seed in (0, 2))
 
 
 def test_every_interval_can_be_computed_anew_from_the_values_beside_the_page(plan, tmp_path):
