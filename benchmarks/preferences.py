@@ -35,6 +35,7 @@ from reasonrag.storage.files import read_json, write_json, write_text
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_shards
 from reasonrag.storage.tables import tree_schema
+from tools.pages import head, made
 
 SIBLINGS = {"rule": "siblings"}
 BEST = {"rule": "best", "per_question": 8, "min_confidence": 0.8}
@@ -162,6 +163,7 @@ def _is_same(trees: dict[tuple[str, str], Tree]) -> Any:
 
 HEAD = """# How often preferences hold
 
+Made by {made}.
 Written by `python -m benchmarks.preferences`. Of each rule and run up to 300 pairs were sampled, and both sides
 valued again by fresh rollouts of the run's policy; answers that are compared with a search, by as many answers
 demanded there. `kept` is the share whose sign stays, half for a tie. `siblings` is the paper's rule, every two
@@ -178,9 +180,9 @@ answers, which are certain, are left out.
 """
 
 
-def page(results: list[dict[str, Any]]) -> Iterator[str]:
+def page(results: list[dict[str, Any]], commit: str) -> Iterator[str]:
     """Yield the lines of the page."""
-    yield HEAD
+    yield HEAD.format(made=made(commit, "preferences.md"))
     for result in results:
         paid = f"{result['calls']} calls, {result['confirming_calls']} of them to confirm"
         yield from [f"## {result['run']}", "", f"{result['questions']} questions, {paid}.", ""]
@@ -215,9 +217,10 @@ def page(results: list[dict[str, Any]]) -> Iterator[str]:
 def main(runs: Sequence[Path], size: int, rollouts: int, out: Path) -> None:
     """Measure, unless the JSON file is there, and write the page next to it."""
     if not out.exists():
-        write_json(out, {"runs": [event_loop.run(measure(run, size, rollouts)) for run in runs]}, indent=1)
+        measured = [event_loop.run(measure(run, size, rollouts)) for run in runs]
+        write_json(out, {"commit": head("reasonrag", "benchmarks"), "runs": measured}, indent=1)
     results = read_json(out) or {}
-    write_text(out.with_suffix(".md"), "\n".join(page(results["runs"])) + "\n")
+    write_text(out.with_suffix(".md"), "\n".join(page(results["runs"], results["commit"])) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from typing import Any
 
 import structlog
 
+from tools.pages import head
+
 ROOT = Path(__file__).parents[1]
 HEAD = ("what", "figure", "limit", "met")
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
@@ -87,7 +89,7 @@ class Table:
         result = {
             "about": self._about,
             "date": date.today().isoformat(),
-            "commit": commit(),
+            "commit": head("reasonrag", "benchmarks"),
             "machine": self._machine,
             "seconds": round(time.monotonic() - self._started, 1),
             "cpu_s": round(_cpu_s(), 1),
@@ -150,14 +152,3 @@ def machine() -> str:
         names = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split("\n")
         found = ", ".join(name for name in names if name) or found
     return f"{cores} CPU core{'s' * (cores > 1)}{shared}, {memory:.0f} GB of memory, {found}"
-
-
-def commit() -> str:
-    """Return the commit that was measured, marked if the working tree differs; empty outside of a repository."""
-    found = _git("rev-parse", "--short", "HEAD")
-    changed = _git("status", "--porcelain", "--", "reasonrag", "benchmarks")
-    return f"{found} with changes" if changed else found
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

@@ -27,6 +27,7 @@ from typing import Any
 from docs.reference.markdown import cell
 from reasonrag.core.table import Table
 from reasonrag.storage.files import read_json, write_json, write_text
+from tools.pages import head, made
 
 ROOT = Path(__file__).parents[1]
 CHECKS = ROOT / "tests" / "peers"
@@ -80,7 +81,8 @@ def run(name: str) -> dict[str, Any]:
     tool, version = re.findall(r"(?m)^([\w.-]+).*(?:==|@)([\w.]+)", (CHECKS / f"{name}.txt").read_text())[0]
     about = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").partition("\n")[0]
     named = {"tool": figures.pop("tool", tool), "version": figures.pop("version", version)}
-    return {**named, "ran": about, "date": date.today().isoformat(), "figures": figures}
+    at = {"date": date.today().isoformat(), "commit": head("reasonrag", "contrib", "tests/peers")}
+    return {**named, "ran": about, **at, "figures": figures}
 
 
 def peers_page() -> str:
@@ -90,9 +92,13 @@ def peers_page() -> str:
         figures = "; ".join(f"{what} {figure}" for what, figure in result.get("figures", {}).items())
         failed = "**the last run failed**; before: " * ("failed" in result)
         tool = f"{result.get('tool', name)} {result.get('version', '')}"
-        rows.append([f"`{name}`", tool, *(cell(text) for text in (result.get("ran", ""), failed + figures))])
+        by = made(result.get("commit", ""), "peers.md")
+        rows.append([f"`{name}`", tool, *(cell(text) for text in (result.get("ran", ""), failed + figures, by))])
     return (
-        "\n".join([_INTRODUCTION, *Table("", ["check", "tool", "what was run", "figures"], rows).markdown(str)]) + "\n"
+        "\n".join(
+            [_INTRODUCTION, *Table("", ["check", "tool", "what was run", "figures", "made by"], rows).markdown(str)]
+        )
+        + "\n"
     )
 
 

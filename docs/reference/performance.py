@@ -10,6 +10,7 @@ from benchmarks.table import HEAD, Row, took
 from docs.reference.markdown import cell
 from reasonrag.core.table import Table
 from reasonrag.storage.files import require_json
+from tools.pages import made
 
 FIGURES = Path(__file__).parents[1] / "results" / "performance"
 # What `make bench` runs, in this order: at most 6 minutes together.
@@ -41,5 +42,5 @@ def _section(name: str, result: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield from (f"- {note}" for note in result["notes"])
     command = " ".join(["python -m benchmarks", name, *([result["options"]] if "options" in result else [])])
-    at = f" at {result['commit']}" if result["commit"] else ""
-    yield f"- `{command}`, {result['date']}{at}: {took(result)}, on {result['machine']}."
+    by = made(result["commit"], "performance.md")
+    yield f"- `{command}`, {result['date']}, {by}: {took(result)}, on {result['machine']}."

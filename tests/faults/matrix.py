@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 
 from reasonrag.storage.files import read_json, write_json, write_text
+from tools.pages import head, made
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "faults.json"
@@ -150,7 +151,8 @@ class _Recorder:
         kept = {key: line for key, line in old.items() if line.test not in renewed}
         lines = sorted((kept | self.lines).values(), key=lambda line: (_order(line.row), line.test, line.fault))
         machine = self.machine or (read_json(RESULTS) or {}).get("machine", "")
-        write_json(RESULTS, {"machine": machine, "lines": [asdict(line) for line in lines]}, indent=1)
+        made_by = {"machine": machine, "commit": head("reasonrag", "tests/faults")}
+        write_json(RESULTS, {**made_by, "lines": [asdict(line) for line in lines]}, indent=1)
         write_text(RESULTS.with_suffix(".md"), faults_page())
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -170,12 +172,13 @@ def faults_page() -> str:
     rows: dict[str, bool] = {}
     for line in lines:
         rows[line.row] = rows.get(line.row, True) and line.passed
-    machine = (read_json(RESULTS) or {}).get("machine", "")
+    kept = read_json(RESULTS) or {}
+    by = made(kept.get("commit", ""), "faults.md")
     text = [
         _INTRODUCTION,
         "",
         f"**{sum(rows.values())} of {len(rows)} rows hold**, {sum(line.passed for line in lines)} of {len(lines)} "
-        f"lines; on {machine}.",
+        f"lines; on {kept.get('machine', '')}. Renewed last by {by}.",
     ]
     first: dict[str, Line] = {}  # of each test, as two lines of one have seen the same
     attacks = [line for line in lines if line.before]
