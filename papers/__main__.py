@@ -21,19 +21,22 @@ import click
 
 from papers import PAPERS
 from papers.comparison import outputs, stages
-from papers.page import write
+from papers.measures import read_values
+from papers.page import write, write_page
 from papers.plan import ADDRESS, Plan
 from papers.real import prepare
-from papers.results import evaluated, summarise
+from papers.results import evaluated, renewed, summarise
 from reasonrag.core.errors import ReasonRAGError
+from reasonrag.storage.files import require_json
 
 PATH = click.Path(path_type=Path)
 
 
 @click.command(help=(__doc__ or "").replace("\n\n    ", "\n\n\b\n    "))
 @click.argument("paper", type=click.Choice(list(PAPERS)))
-@click.option("--out", type=PATH, required=True, help="Folder of all stages.")
+@click.option("--out", type=PATH, help="Folder of all stages.")
 @click.option("--results", type=PATH, help="Folder of the results page (default: OUT/results).")
+@click.option("--renew", type=PATH, help="Write the page in this folder again from its JSON and values; run nothing.")
 @click.option("--seeds", type=click.IntRange(1), help="Random seeds; every variant is trained once for each.")
 @click.option("--first-seed", type=click.IntRange(0), help="Run no seed before it; --results has their values.")
 @click.option("--limit", "questions", type=click.IntRange(1), help="Training questions.")
@@ -47,8 +50,9 @@ PATH = click.Path(path_type=Path)
 @click.option("--serve", help=f"real: command that serves the folder {{model}} at {ADDRESS}, for whatever acts.")
 def main(
     paper: str,
-    out: Path,
+    out: Path | None,
     results: Path | None,
+    renew: Path | None,
     only: tuple[str, ...],
     model: Path | None,
     data: Path | None,
@@ -58,6 +62,13 @@ def main(
 ) -> None:
     """Run the stages that are not done yet, then write the page; the exit code is that of the first failed command."""
     comparison = PAPERS[paper]
+    if renew is not None:
+        stored = require_json(renew / f"{comparison.page}.json", "name the folder of a page")
+        found = renewed(comparison, stored, read_values(renew / f"{comparison.page}.values.csv.gz"))
+        print(f"results: {write_page(comparison, found, renew)}")
+        return
+    if out is None:
+        raise click.UsageError("give --out FOLDER, or --renew FOLDER")
     given: dict[str, Any] = {name: value for name, value in scale.items() if value is not None}
     size = replace(comparison.scale, **given)
     if unknown := set(only) - {*comparison.names, *comparison.by_table}:

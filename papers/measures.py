@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -54,6 +54,7 @@ METRICS = {
     "found": Metric("found", "found"),
     "noted": Metric("noted", "noted"),
 }
+_KEYS = ("decoding", "variant", "seed", "question_id", "kind")  # of the values by question
 _STEP = "trajectory.list.element"
 _STEP_COLUMNS = (f"{_STEP}.action", f"{_STEP}.content", f"{_STEP}.passages.list.element.contents")
 
@@ -99,7 +100,7 @@ def write_values(path: Path, rows: Mapping[str, Mapping[str, Seeds]], metrics: S
     parts = [part for name in metrics for part in (METRICS[name].part, METRICS[name].whole) if part is not None]
     with writing(path) as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
         lines = csv.writer(text := io.StringIO(), lineterminator="\n")
-        lines.writerow(["decoding", "variant", "seed", "question_id", "kind", "hops", *parts])
+        lines.writerow([*_KEYS, "hops", *parts])
         for decoding, variants in rows.items():
             for variant, seeds in variants.items():
                 for seed, by_question in seeds.items():
@@ -109,8 +110,8 @@ def write_values(path: Path, rows: Mapping[str, Mapping[str, Seeds]], metrics: S
         packed.write(text.getvalue().encode())
 
 
-def read_values(path: Path, seeds: Collection[int]) -> dict[str, dict[str, dict[int, dict[str, Row]]]]:
-    """Read the rows of some seeds that `write_values` wrote: by decoding, variant, seed and question id.
+def read_values(path: Path) -> dict[str, dict[str, dict[int, dict[str, Row]]]]:
+    """Read what `write_values` wrote: the attempts by decoding, variant, seed and question id.
 
     Raises:
         RunError: there is no such file.
@@ -118,15 +119,12 @@ def read_values(path: Path, seeds: Collection[int]) -> dict[str, dict[str, dict[
     if not path.exists():
         raise RunError(f"{path} is missing: it has the values of the seeds that are not run here; see --results")
     rows: dict[str, dict[str, dict[int, dict[str, Row]]]] = {}
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            decoding, variant, seed, question = (
-                line.pop(name) for name in ("decoding", "variant", "seed", "question_id")
-            )
-            row: Row = {name: float(text) if text else None for name, text in line.items() if name != "kind"}
-            if int(seed) in seeds:
-                of_seed = rows.setdefault(decoding, {}).setdefault(variant, {}).setdefault(int(seed), {})
-                of_seed[question] = row | {"kind": line["kind"]}
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
+        for line in csv.DictReader(lines):
+            decoding, variant, seed, question, kind = [line.pop(name) for name in _KEYS]
+            row = {name: float(value) if value else None for name, value in line.items()}
+            by_seed = rows.setdefault(decoding, {}).setdefault(variant, {})
+            by_seed.setdefault(int(seed), {})[question] = {"kind": kind, **row}
     return rows
 
 

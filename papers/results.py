@@ -16,6 +16,7 @@ from reasonrag.core.bootstrap import add_adjusted
 from reasonrag.demo.world import demo_questions, make_world
 from reasonrag.storage.files import require_json
 from reasonrag.storage.folder import versions
+from tools.pages import head
 
 Evaluated = Mapping[str, Mapping[str, Seeds]]  # rows by decoding and variant
 
@@ -36,13 +37,14 @@ def evaluated(paper: Paper, plan: Plan, scale: Scale, earlier: Path | None = Non
     """
     done = {stage.out for stage in plan.stages if plan.is_done(stage)}
     rows: dict[str, dict[str, Seeds]] = {setting: {} for setting in SETTINGS}
-    before = read_values(earlier, range(scale.first_seed)) if earlier and scale.first_seed else {}
+    before = read_values(earlier) if earlier and scale.first_seed else {}
     for name in paper.names:
         folders = {seed: evaluation_of(plan.out / f"seed-{seed}", name) for seed in range(scale.seeds)}
         folders = {seed: folder for seed, folder in folders.items() if folder in done}
         for setting, files in SETTINGS.items():
             is_asked = setting == GREEDY or paper.sampled is None or name in paper.sampled
-            known = before.get(setting, {}).get(name, {})
+            values = before.get(setting, {}).get(name, {})
+            known = {seed: values[seed] for seed in range(scale.first_seed) if seed in values}
             if (folders or known) and is_asked:
                 rows[setting][name] = {**known, **read_seeds(folders, name, files)}
     return rows
@@ -73,6 +75,7 @@ def summarise(paper: Paper, plan: Plan, scale: Scale, rows: Evaluated) -> Result
     return {
         "paper": paper.name,
         "date": date.today().isoformat(),
+        "commit": head("reasonrag", "papers"),
         "command": command(paper, scale, seeds),
         "commands": [stage.line.replace(str(plan.out), "OUT") for stage in plan.stages if plan.is_done(stage)],
         "versions": versions(),
@@ -124,15 +127,27 @@ def command(paper: Paper, scale: Scale, present: Collection[str] = ()) -> str:
     return f"python -m papers {paper.name}{flags}"
 
 
-def _at_setting(paper: Paper, seeds: Mapping[str, Seeds]) -> Results:
-    """Return all variants and differences at one setting."""
+def renewed(paper: Paper, results: Results, rows: Evaluated) -> Results:
+    """Return the results of a page with the differences that the paper declares now.
+
+    Intervals that are there are kept; those of a new pair are computed from `rows`, the values by question.
+    """
+    settings = {name: _at_setting(paper, rows[name], found) for name, found in results["settings"].items()}
+    return {**results, "settings": settings, "comparisons": list(comparisons(paper, settings))}
+
+
+def _at_setting(paper: Paper, seeds: Mapping[str, Seeds], kept: Results | None = None) -> Results:
+    """Return all variants and differences at one setting; `kept` is what is known of them."""
     differences = {}
     for first, second in paper.compared(seeds):
         if first in seeds and second in seeds:
-            found = difference(seeds[first], seeds[second], paper.metrics)
-            if found:
+            found = kept and kept["differences"].get(f"{first} - {second}")
+            if found := found or difference(seeds[first], seeds[second], paper.metrics):
                 differences[f"{first} - {second}"] = found
-    add_adjusted(list(tested(paper, differences)))
+    for family in families(paper, differences):
+        add_adjusted(family)
+    if kept:
+        return {**kept, "differences": differences}
     return {
         "hops": mean_hops(next(iter(seeds.values()), {})),
         "variants": {name: described(rows, paper.metrics) for name, rows in seeds.items()},
@@ -140,16 +155,21 @@ def _at_setting(paper: Paper, seeds: Mapping[str, Seeds]) -> Results:
     }
 
 
-def tested(paper: Paper, differences: Mapping[str, Results]) -> Iterator[Results]:
-    """Yield the differences that the page shows for one decoding: they are adjusted for each other."""
-    for found in differences.values():
-        yield from filter(None, found["all"].values())
-    for first, second in paper.pairs_by_kind:
-        if found := differences.get(f"{first} - {second}", {}):
+def families(paper: Paper, differences: Mapping[str, Results]) -> tuple[list[Results], list[Results]]:
+    """Return the differences that the page shows for one decoding, and apart from them those to `BASE`.
+
+    A family is adjusted for itself. Training changes the policy, so differences to `BASE` are sure before anything is
+    measured: among the others they would make doubtful ones look certain.
+    """
+    between: list[Results] = []
+    to_base: list[Results] = []
+    for name, found in differences.items():
+        family = to_base if BASE in name.split(" - ") else between
+        family += filter(None, found["all"].values())
+        if tuple(name.split(" - ")) in paper.pairs_by_kind:
             for of_kind in found["by_kind"].values():
-                for metric in paper.by_kind:
-                    if of_kind.get(metric):
-                        yield of_kind[metric]
+                family += [of_kind[metric] for metric in paper.by_kind if of_kind.get(metric)]
+    return between, to_base
 
 
 def _reported(paper: Paper, first: str, second: str, metric: str) -> Iterator[Results]:

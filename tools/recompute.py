@@ -157,8 +157,10 @@ def of_page(file: Path) -> Comparison:
             _compare(done, variant, [of_decoding[name]])
         for name, difference in recorded["differences"].items():
             _compare(done, difference, [of_decoding[side] for side in name.split(" - ")])
-        everywhere = [found for row in recorded["differences"].values() for found in _intervals(row)]
-        done.adjusted([found for found in everywhere if "p_adjusted" in found])
+        for is_to_base in (True, False):  # two families
+            names = [name for name in recorded["differences"] if ("base" in name.split(" - ")) == is_to_base]
+            family = [found for name in names for found in _intervals(recorded["differences"][name])]
+            done.adjusted([found for found in family if "p_adjusted" in found])
     return done
 
 

@@ -8,9 +8,11 @@ import pytest
 
 from papers import PAPERS
 from papers.comparison import BASE, Claim, Paper, Row, Scale, Table, Variant, evaluation_of, stages
-from papers.page import page, write
+from papers.measures import read_values
+from papers.page import page, page_in, write
 from papers.plan import Plan
-from papers.results import comparisons, evaluated, summarise
+from papers.results import comparisons, evaluated, families, renewed, summarise
+from reasonrag.storage.files import require_json
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import trajectory_schema
 from tools.recompute import of_page
@@ -44,6 +46,7 @@ PAPER = Paper(
     claims=(Claim("with", "without", "retrievals", -1, "Fig. 9"),),
     notes=("A note.",),
 )
+SURE_AND_DOUBTFUL = (("a", BASE, 0.0002), ("a", "b", 0.03), ("b", BASE, 0.0002), ("b", "c", 0.5))
 SCALE = Scale(seeds=2, test_questions=12, max_steps=6)
 
 
@@ -100,7 +103,7 @@ def plan(tmp_path):
 @pytest.fixture
 def figures(plan, tmp_path):
     found = summarise(PAPER, plan, SCALE, evaluated(PAPER, plan, SCALE))
-    return found | {"date": "2026-01-01", "versions": {"reasonrag": "1"}}
+    return found | {"date": "2026-01-01", "commit": "0a78ebd2 of 2026-01-01 02:19", "versions": {"reasonrag": "1"}}
 
 
 def test_the_page_is_the_golden_one(figures):
@@ -121,10 +124,25 @@ def test_a_published_page_follows_from_the_results_beside_it(name, folder):
     paper = PAPERS[name]
     results = json.loads((folder / f"{paper.page}.json").read_text(encoding="utf-8"))
     assert list(comparisons(paper, results["settings"])) == results["comparisons"]
-    written = "\n".join(page(paper, results)) + "\n"
-    if folder != RESULTS:  # links lead up one folder more
-        written = written.replace("](../", "](../../")
-    assert written == (folder / f"{paper.page}.md").read_text(encoding="utf-8")
+    assert page_in(folder, paper, results) == (folder / f"{paper.page}.md").read_text(encoding="utf-8")
+
+
+def test_a_page_is_renewed_from_its_values_with_the_differences_declared_now(figures, plan, tmp_path):
+    rows = evaluated(PAPER, plan, SCALE)
+    write(PAPER, figures, rows, tmp_path)
+    stored, values = require_json(tmp_path / "toy.json", ""), read_values(tmp_path / "toy.values.csv.gz")
+    for at_setting in stored["settings"].values():
+        del at_setting["differences"]["with - without"]
+    again = json.loads(json.dumps(renewed(PAPER, stored, values)))
+    assert again["comparisons"] == require_json(tmp_path / "toy.json", "")["comparisons"]
+    assert again["settings"] == require_json(tmp_path / "toy.json", "")["settings"]
+
+
+def test_sure_differences_to_the_base_lend_the_others_nothing():
+    differences = {f"{name} - {second}": {"all": {"em": {"p": p}}} for name, second, p in SURE_AND_DOUBTFUL}
+    between, to_base = families(PAPER, differences)
+    assert [found["p"] for found in between] == [0.03, 0.5]
+    assert [found["p"] for found in to_base] == [0.0002, 0.0002]
 
 
 def test_a_page_of_nothing_says_so(tmp_path):
