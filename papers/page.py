@@ -169,8 +169,10 @@ def _signs(results: Results) -> Iterator[str]:
         return
     for setting in results["settings"]:
         counts = Counter(row["verdicts"][setting] for row in rows)
-        summary = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-        yield f"- {setting}: of {len(rows)} rows of the paper, {summary}."
+        left_out = counts.pop("not run", 0)
+        summary = ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "none compared"
+        others = f"; {left_out} more are of variants that this run leaves out" if left_out else ""
+        yield f"- {setting}: of {len(rows) - left_out} rows of the paper, {summary}{others}."
     for outcome, heading in (("disagree", "Against the paper's sign"), ("undecided", "Too close to tell")):
         for setting in results["settings"]:
             named: dict[str, None] = {}  # an ordered set: several rows of the paper may stand for one difference

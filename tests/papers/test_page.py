@@ -151,7 +151,7 @@ def test_a_page_of_nothing_says_so(tmp_path):
     rows = evaluated(PAPER, plan, SCALE)
     text = write(PAPER, summarise(PAPER, plan, SCALE, rows), rows, tmp_path / "results").read_text(encoding="utf-8")
     assert "`base` with seed 0, 1; `with` with seed 0, 1; `without` with seed 0, 1." in text
-    assert "of 3 rows of the paper, 3 not run." in text
+    assert "of 0 rows of the paper, none compared; 3 more are of variants that this run leaves out." in text
 
 
 def test_an_evaluation_that_failed_is_not_read_whatever_it_left(tmp_path):
