@@ -1,7 +1,7 @@
 """Preference data of any origin to checked rows: a run, a folder, a file or a Hub data set, in any row layout.
 
 Layouts: our own tables of pairs, TRL's lists of messages, with or without a prompt, and plain texts, and
-the published RAG-ProGuide. Rows that cannot be used are named, never skipped silently. `PairRules` checks
+the published RAG-ProGuide and PRO-STEP. Rows that cannot be used are named, never skipped silently. `PairRules` checks
 that no preference reverses another one and that no question is in two splits.
 """
 
@@ -58,12 +58,8 @@ _HELD_OUT = ("test", "validation", "valid", "val", "dev", "eval")
 _NAMED_CONTRADICTIONS = 3
 _SIDES = ("chosen", "rejected")
 _TEXT_COLUMNS = ("prompt", *_SIDES)
-_PROGUIDE_ACTIONS = {
-    "Query Generation": "query",
-    "Evidence Extraction": "evidence",
-    "Answer Generation": "answer",
-    "Other": "malformed",
-}
+# By the first word of what RAG-ProGuide and PRO-STEP call an action; a "Reason" of the latter has no type of ours.
+_ACTIONS = {"Query": "query", "Search": "query", "Evidence": "evidence", "Answer": "answer", "Other": "malformed"}
 _ADVICE = (
     "Needed are prompt, chosen and rejected (lists of messages, or texts), or chosen_steps and rejected_steps; "
     "repair or remove these rows."
@@ -459,7 +455,7 @@ def read_row(place: str, record: Any) -> CheckedRow:
     # A line of JSON lines may be a list, a number, or an object with the same key twice.
     if not isinstance(record, Mapping):
         raise Unusable(NO_OBJECT)
-    record = _without_proguide_names(record)
+    record = _with_our_names(record)
     try:
         facts, sides = _Facts.model_validate(record), _read_sides(record)
     except ValidationError as error:
@@ -490,21 +486,27 @@ def read_row(place: str, record: Any) -> CheckedRow:
     return CheckedRow(place, sides, facts.margin, facts.depth or 0, group, kinds, confidence=sure)
 
 
-def _without_proguide_names(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row as it is, but of the published RAG-ProGuide with our columns.
+def _with_our_names(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row as it is, but of the published RAG-ProGuide and PRO-STEP with our columns.
 
-    There, `prompt` is one text of the system and the user message, and `layer` the depth.
+    In the former, `prompt` is one text of the system and the user message, and `layer` the depth. The latter has
+    plain texts, the depth as `step_level`, and the F1 of both sides.
     """
     system, user = record.get("instruction"), record.get("input")
-    if record.get("prompt") != f"System: {system}\nUser: {user}":
+    columns: dict[str, Any] = {}
+    if record.get("prompt") == f"System: {system}\nUser: {user}":
+        columns["prompt"] = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        columns["depth"] = record.get("layer")
+        for side in _SIDES:
+            columns[side] = [{"role": "assistant", "content": record.get(side) or None}]
+    elif record.get("step_level") is not None:
+        better, worse = (as_finite(record.get(f"{side}_f1")) for side in _SIDES)
+        columns = {**record, "depth": record["step_level"]}
+        columns["margin"] = None if better is None or worse is None else better - worse
+    else:
         return record
-    columns: dict[str, Any] = {
-        "prompt": [{"role": "system", "content": system}, {"role": "user", "content": user}],
-        "depth": record.get("layer"),
-    }
     for side in _SIDES:
-        columns[side] = [{"role": "assistant", "content": record.get(side) or None}]
-        columns[f"{side}_type"] = _PROGUIDE_ACTIONS.get(str(record.get(f"{side}_action_type")))
+        columns[f"{side}_type"] = _ACTIONS.get(str(record.get(f"{side}_action_type")).partition(" ")[0])
     return columns
 
 

@@ -167,6 +167,17 @@ def test_a_prompt_may_begin_both_sides_and_rag_proguide_brings_its_own_fields(tm
     assert (published.types, published.depth) == (("query", "answer"), 2)
 
 
+def test_pro_step_brings_its_question_depth_types_and_the_margin_of_its_f1():
+    texts = {"prompt": "Question: Who made Jaws?\n", "chosen": "<search>Jaws</search>", "rejected": "Let me think."}
+    kinds = {"chosen_action_type": "Search", "rejected_action_type": "Reason", "source": "mcts", "chosen_critic": 1}
+    row = read_row(
+        "row 1", {**texts, **kinds, "question_id": "q7", "step_level": 3, "chosen_f1": 0.8, "rejected_f1": 0.5}
+    )
+    assert (row.sides.prompt, row.sides.chosen) == (texts["prompt"], texts["chosen"])
+    assert (row.depth, row.types, row.group) == (3, ("query", ""), ("", "q7"))
+    assert row.margin == pytest.approx(0.3)
+
+
 def test_plain_rows_have_no_margin_and_end_as_the_template_does(tmp_path, chat):
     (pair,) = opened(jsonl(tmp_path / "a.jsonl", plain()), chat).train
     assert (pair.margin, pair.depth) == (None, 0)
