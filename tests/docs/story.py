@@ -57,6 +57,7 @@ READ_ONLY = {
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
     "reasonrag env serve": "does not end; tests/agents/test_environment.py serves one",
     "reasonrag build-tree --recording": "needs a recorded agent; tests/formats/test_recorded.py has one",
+    "reasonrag eval --policy base=hf:Qwen/Qwen2.5-7B-Instruct": "needs GPUs and two indexes of Wikipedia",
     "reasonrag index build --corpus wiki18": "21 million passages from the Hub; retrieval.md runs it on a small corpus",
 }
 
