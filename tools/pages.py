@@ -40,7 +40,7 @@ _DEMO = ("reasonrag.md", "online.md", "outcome.md", "hiprag.md", "search-p1.md",
 # What changed numbers of pages under unchanged commands: when, on which pages, and the change.
 CHANGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("2026-11-22 13:23", _DEMO, "`a8828261` redrew all samples of models in this process"),
-    # No single commit is known: draws and rewards of `no-r-a` are equal up to step 13.
+    # No single commit is known: see "One random number a token" in docs/log.md.
     ("2026-11-23 19:33", ("ablations/*",), "other rounding let trainings part from these after a dozen steps"),
     ("2026-11-23 21:43", ("baselines/*",), "`0da3051e` dropped SKR and Adaptive-RAG, `24c807c0` reads bare answers"),
     ("2026-11-24 04:10", ("real-model.md",), "`d1792e2c` trains and compares other policies on other questions"),
