@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,11 +49,7 @@ _NUMBER = re.compile(
     r"\b\d[\d,]{0,14}(?:\.\d{1,6})?(?: (?:million|billion|thousand|percent)\b|%)?"
     r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|hundred)\b"
 )
-# The article is required, or "was shot in" would begin a description.
-_IS_A = re.compile(r"\b(?:is|was|are|were) (?:an?|the) ([\w-]+(?: [\w-]+){0,3})")
 _WORDS = json.loads(Path(__file__).with_name("reader_words.json").read_text("utf-8"))
-# A dot after one of these does not end a sentence.
-_ABBREVIATIONS = word_set(_WORDS["abbreviations"])
 # Lower-case words that may stand inside of a name, as in "Lord of the Isles".
 _CONNECTORS = word_set(_WORDS["connectors"])
 _CALENDAR = word_set(_WORDS["calendar"])
@@ -131,12 +126,6 @@ def stem_set(text: str) -> frozenset[str]:
     return frozenset(stems(text))
 
 
-@lru_cache(maxsize=8_192)
-def stem_starts(text: str) -> tuple[Span, ...]:
-    """Return the stem and the start of each word, stop words included."""
-    return tuple(Span(stem(word[0]), word.start()) for word in _WORD.finditer(text))
-
-
 def content_words(text: str) -> list[str]:
     """Return the words as written, without stop words."""
     return [word for word in _WORD.findall(text) if word.casefold() not in _STOP_WORDS]
@@ -144,15 +133,14 @@ def content_words(text: str) -> list[str]:
 
 @lru_cache(maxsize=8_192)
 def sentences(text: str) -> tuple[str, ...]:
-    """Return the sentences in order. A dot after an initial or a usual abbreviation does not end one.
+    """Return the sentences in order; a dot before a lower-case letter or inside of a number does not end one.
 
-    >>> sentences("Dr. No met J. Bond. He won 3.5 points!")
-    ('Dr. No met J. Bond.', 'He won 3.5 points!')
+    >>> sentences("Bond met M. there. He won 3.5 points!")
+    ('Bond met M. there.', 'He won 3.5 points!')
     """
     ended, start = [], 0
     for end in _SENTENCE_END.finditer(text):
-        last_word = text[max(start, end.start() - 12) : end.start()].rpartition(" ")[2].lstrip("(\"“'")
-        if not (text[end.start()] == "." and _is_abbreviation(last_word)) and not text[end.end()].islower():
+        if not text[end.end()].islower():
             ended.append(text[start : end.end()].rstrip())
             start = end.end()
     rest = text[start:].strip()
@@ -163,8 +151,8 @@ def sentences(text: str) -> tuple[str, ...]:
 def names(text: str) -> tuple[Span, ...]:
     """Return capitalised spans and quoted titles, in order; months, weekdays and lone stop words are not names.
 
-    >>> [name.text for name in names('The song "Red hat" is by J. R. Lund of the Faroe Islands, not by him.')]
-    ['Red hat', 'J. R. Lund of the Faroe Islands']
+    >>> [name.text for name in names('The song "Red hat" is by Bo Lund of the Faroe Islands, not by him.')]
+    ['Red hat', 'Bo Lund of the Faroe Islands']
     """
     spans = [Span(quoted[1].strip(" ,."), quoted.start(1)) for quoted in _QUOTED.finditer(text)]
     # Blanks of the same length, so that the positions of later names stay correct.
@@ -177,13 +165,8 @@ def _capitalised_groups(text: str) -> list[list[re.Match[str]]]:
     """Return runs of capitalised words, up to ten each, with the connectors and small numbers that follow them."""
     groups: list[list[re.Match[str]]] = [[]]
     for word in _WORD.finditer(text):
-        if groups[-1]:
-            last = groups[-1][-1]
-            gap = text[last.end() : word.start()]
-            # "J. R. Lund": inside of a name, a dot follows an initial or an abbreviation.
-            joined = gap == " " or (gap == ". " and _is_abbreviation(last[0]))
-            if not joined or len(groups[-1]) == 10:
-                groups.append([])
+        if groups[-1] and (text[groups[-1][-1].end() : word.start()] != " " or len(groups[-1]) == 10):
+            groups.append([])
         continues = word[0] in _CONNECTORS or (word[0].isdigit() and len(word[0]) < 3)
         if word[0][0].isupper() or (groups[-1] and continues):
             groups[-1].append(word)
@@ -200,14 +183,10 @@ def _trimmed(text: str, group: list[re.Match[str]]) -> Span:
     while first < end and group[first][0].casefold() in _STOP_WORDS:
         first += 1
     word = group[first][0].casefold() if first < end else ""
-    if not word or word.isdigit() or word in _CALENDAR or (end - first == 1 and _is_abbreviation(word)):
+    if not word or word.isdigit() or word in _CALENDAR:
         return Span("", 0)
     start = group[first].start()
     return Span(_without_genitive(text[start : group[end - 1].end()]), start)
-
-
-def _is_abbreviation(word: str) -> bool:
-    return (len(word) == 1 and word.isupper()) or word.casefold() in _ABBREVIATIONS
 
 
 def _without_genitive(text: str) -> str:
@@ -227,15 +206,6 @@ def numbers(text: str) -> tuple[Span, ...]:
     return tuple([span for span in spans if not _YEAR.fullmatch(span.text)] or spans)
 
 
-def descriptions(text: str) -> list[Span]:
-    """Return the descriptions after "is a" and the like, up to four words.
-
-    >>> [span.text for span in descriptions("Kiba is a genus of moss, not a fern.")]
-    ['genus of moss']
-    """
-    return [Span(match[1], match.start(1)) for match in _IS_A.finditer(text)]
-
-
 def year(text: str) -> int | None:
     """Return the first year from 1000 to 2999."""
     first = _YEAR.search(text)
@@ -249,11 +219,8 @@ def mentions(text: str, name: str) -> bool:
 
 
 def about(name: str, pieces: Sequence[str]) -> list[str]:
-    """Return the pieces that mention `name`, then pieces that mention a name found in the first ones."""
-    direct = [piece for piece in pieces if mentions(piece, name)]
-    bridges = _distinct(span.text for piece in direct for span in names(piece) if not mentions(name, span.text))
-    indirect = [piece for piece in pieces if piece not in direct and any(mentions(piece, bridge) for bridge in bridges)]
-    return direct + indirect
+    """Return the pieces that mention `name`."""
+    return [piece for piece in pieces if mentions(piece, name)]
 
 
 @lru_cache(maxsize=4_096)
@@ -307,7 +274,6 @@ def _distinct(items: Iterable[str]) -> tuple[str, ...]:
 # The reader
 
 Scored = tuple[str, float]
-_SCORE = itemgetter(1)
 
 _TEMPLATES = {
     "query": "So the next query is <query>{}</query>",
@@ -317,7 +283,7 @@ _TEMPLATES = {
 _STOPS = (("</query>", "</answer>"), ("</evidence>",), ("</answer>",))
 _EARLIEST, _LATEST = word_set(_WORDS["earliest"]), word_set(_WORDS["latest"])
 _MOST, _FEWEST = word_set(_WORDS["most"]), word_set(_WORDS["fewest"])
-_MAKERS, _KIN, _PLAIN = (stem_set(_WORDS[name]) for name in ("makers", "kin", "plain"))
+_LINKS, _PLAIN = stem_set(_WORDS["links"]), stem_set(_WORDS["plain"])
 _SAME = re.compile(r"\b(?:same|share[sd]?|common)\b", re.IGNORECASE)
 _YEAR_ONLY = re.compile(r"\b(?:what|which) years?\b", re.IGNORECASE)
 _WHO = re.compile(r"\b(?:who|whom|whose)\b", re.IGNORECASE)
@@ -398,7 +364,7 @@ class _Reader:
         return _TEMPLATES[kind].format(f'"{body}"' if body in ECHOES else body)
 
     def _choose(self, scored: Sequence[Scored]) -> str:
-        return scored[self._index(list(map(_SCORE, scored)))][0]
+        return scored[self._index([score for _, score in scored])][0]
 
     def _index(self, scores: Sequence[float], sharpness: float = 2.0) -> int:
         """Return the (first) best at temperature 0, else a draw from a softmax over score / temperature."""
@@ -414,12 +380,11 @@ class _Reader:
         return self._index((0.0, logit), sharpness=1.0) == 1
 
     def _readiness(self) -> float:
-        """Return the log-odds of answering now: covering evidence raises them, an unseen name lowers them."""
+        """Return the log-odds of answering now: covering evidence raises them, names without a search lower them."""
         wanted = stem_set(self._parsed.text)
         covered = len(wanted & stem_set(" ".join(self._evidence))) / max(len(wanted), 1)
-        followed = sum(not stem_set(query) <= wanted for query in self._queries)
-        missing = len(self._unseen_names()) + max(_bridges_wanted(self._parsed) - followed, 0)
-        return -2.5 + len(self._evidence) + 2.0 * covered - missing + 0.3 * len(self._queries)
+        unfollowed = max(_bridges_wanted(self._parsed) + 1 - len(self._queries), 0)
+        return -2.5 + len(self._evidence) + 2.0 * covered - len(self._unseen_names()) - unfollowed
 
     def _unseen_names(self) -> list[str]:
         """Return the names of the question that no evidence mentions."""
@@ -449,21 +414,16 @@ class _Reader:
         return new or ([] if self._queries else [(parsed.text, 0.0)])
 
     def _extract(self) -> str:
-        """Return the sentence, at times two, that best fit the latest query; "" if none shares a word with it."""
+        """Return the sentence that best fits the latest query, with its title; "" if none shares a word with it."""
         query = self._queries[-1] if self._queries else self._view.question
         rows = [(title, text) for title, body in self._view.documents for text in sentences(body)]
         rows = [row for row in rows if not any(row[1] in note for note in self._evidence)] or rows
-        scores = _overlap(stem_set(query), stem_set(self._view.question), rows)
+        scores = _overlap(stem_set(query), rows)
         fitting = [(row, score) for row, score in zip(rows, scores, strict=True) if score > 0]
         if not fitting:
             return ""
-        row, score = fitting.pop(self._index(list(map(_SCORE, fitting))))
-        chosen = [row]
-        if fitting:
-            second, second_score = fitting[self._index(list(map(_SCORE, fitting)))]
-            if self._decide(2.0 * (second_score - 0.7 * score)):
-                chosen.append(second)
-        return " ".join(text if not title or mentions(text, title) else f"{title}: {text}" for title, text in chosen)
+        title, text = fitting[self._index([score for _, score in fitting])][0]
+        return text if not title or mentions(text, title) else f"{title}: {text}"
 
 
 def open_reader(address: ModelAddress, config: ModelConfig) -> ExtractiveLLM:
@@ -471,7 +431,7 @@ def open_reader(address: ModelAddress, config: ModelConfig) -> ExtractiveLLM:
     return ExtractiveLLM()
 
 
-def _overlap(query: frozenset[str], question: frozenset[str], rows: Sequence[tuple[str, str]]) -> list[float]:
+def _overlap(query: frozenset[str], rows: Sequence[tuple[str, str]]) -> list[float]:
     """Return `[rows]` the idf-weighted share of the query in each (title, sentence), more if the title is asked for."""
     # Rare words decide: the inverse document frequency is over the sentences of this one search.
     words_of_rows = [tuple(dict.fromkeys(stems(f"{title} {text}"))) for title, text in rows]
@@ -482,9 +442,8 @@ def _overlap(query: frozenset[str], question: frozenset[str], rows: Sequence[tup
     scores = []
     for (title, _), words in zip(rows, words_of_rows, strict=True):
         shared = sum(idf[word] for word in words if word in query)
-        extra = sum(idf[word] for word in words if word in question and word not in query)
         title_asked = bool(stem_set(title)) and stem_set(title) <= query
-        scores.append((4.0 * shared + extra) / total + title_asked if shared else 0.0)
+        scores.append(4.0 * shared / total + title_asked if shared else 0.0)
     return scores
 
 
@@ -511,13 +470,8 @@ def _yes_no(parsed: ParsedQuestion, pieces: Sequence[str]) -> list[Scored]:
         known = len(parsed.relation_stems & stem_set(" ".join(pieces)))
         return [("yes", 0.3 * known), ("no", 0.5)]
     if _SAME.search(parsed.text):
-        new_names: list[list[str]] = []
-        demonyms: list[list[str]] = []
-        for side in sides:
-            new_names.append([name.text for name in names(side) if not mentions(parsed.text, name.text)])
-            demonyms.append([name for name in new_names[-1] if _DEMONYM.match(name)])
-        # A nationality comes first in the description of a person.
-        agree = demonyms[0][0] in demonyms[1] if all(demonyms) else not set(new_names[0]).isdisjoint(new_names[1])
+        first, second = ({name.text for name in names(side) if not mentions(parsed.text, name.text)} for side in sides)
+        agree = not first.isdisjoint(second)
     else:
         agree = bool(parsed.relation_stems & stem_set(sides[0]) & stem_set(sides[1]))
     return [("yes", 1.5 * agree), ("no", 1.5 * (not agree))]
@@ -541,11 +495,8 @@ def _choice(parsed: ParsedQuestion, pieces: Sequence[str]) -> list[Scored]:
 
 
 def _value(parsed: ParsedQuestion, option: str, pieces: Sequence[str], *, count: bool) -> float | None:
-    """Return a number or a year of `option`; of its maker if the question asks for the maker."""
-    relevant = about(option, pieces)
-    if parsed.relation_stems & _MAKERS:
-        relevant = sorted(relevant, key=lambda piece: mentions(piece, option))
-    for piece in relevant:
+    """Return a number or a year of `option`."""
+    for piece in about(option, pieces):
         if count:
             digits = [number.text.replace(",", "") for number in numbers(piece)]
             values = [float(text) for text in digits if text.isdecimal()]
@@ -566,11 +517,8 @@ def spans(parsed: ParsedQuestion, pieces: Sequence[str], queries: Sequence[str])
     for number, piece in enumerate(pieces):
         stems_here = stem_set(piece)
         shared = len(wanted & stems_here) / max(len(wanted), 1) + len(latest & stems_here) / max(len(latest), 1)
-        # A span near a word of the relation is more likely the answer: 20 characters halve the bonus.
-        anchors = [word.start for word in stem_starts(piece) if word.text in parsed.relation_stems]
         for rank, span in enumerate(_spans_of_kind(parsed, piece)):
-            near = 1.5 / (1 + min((abs(span.start - anchor) for anchor in anchors), default=200) / 20)
-            score = shared + near + 0.5 * number / len(pieces) - 0.05 * rank + _fit(parsed, piece, span, rank)
+            score = shared + 0.5 * number / len(pieces) - 0.05 * rank + _fit(parsed, piece, span, rank)
             # What was searched for is rarely the answer.
             if any(stem_set(span.text) <= stem_set(query) for query in queries):
                 score -= 0.5
@@ -584,8 +532,7 @@ def _spans_of_kind(parsed: ParsedQuestion, piece: str) -> Sequence[Span]:
         return [Span(str(year(date.text)), date.start) if years_only else date for date in dates(piece)]
     if parsed.kind is Kind.NUMBER:
         return numbers(piece)
-    new = [name for name in names(piece) if stems(name.text) and not mentions(parsed.text, name.text)]
-    return new if _WHO.match(parsed.text) or _WHERE.match(parsed.text) else new + descriptions(piece)
+    return [name for name in names(piece) if stems(name.text) and not mentions(parsed.text, name.text)]
 
 
 def _fit(parsed: ParsedQuestion, piece: str, span: Span, rank: int) -> float:
@@ -609,7 +556,7 @@ def _fit(parsed: ParsedQuestion, piece: str, span: Span, rank: int) -> float:
 
 def _bridges_wanted(parsed: ParsedQuestion) -> int:
     """Return how many names the question describes instead of naming them ("the director of ...")."""
-    links = parsed.relation_stems & (_MAKERS | _KIN)
+    links = parsed.relation_stems & _LINKS
     if not links or not parsed.relation_stems - links - _PLAIN:
         return 0
     return 2 if parsed.kind in (Kind.YES_NO, Kind.CHOICE) else 1
