@@ -14,7 +14,7 @@ from reasonrag.core import event_loop
 from reasonrag.core.config import Config
 from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
 from reasonrag.dpo.pairs import rivals_of
-from reasonrag.formats import open_format
+from reasonrag.formats import PromptSet, open_format
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts.search import Evaluator, Origin, Tree, TreeSearch, graft
@@ -22,8 +22,8 @@ from reasonrag.pipeline.parts import (
     Parts,
     as_served,
     check,
+    judge_service,
     open_engine,
-    open_judge,
     open_parts,
     open_questions,
 )
@@ -160,7 +160,8 @@ class Build:
             judge = JournaledLLM(parts.judge, run.journal, kind="judge", concurrency=config.judge.concurrency)
             self.engines.append(judge.slots)
             self.progress.open(judge)
-            evaluator = JudgeEvaluator(open_judge(judge, config))
+            prompts = PromptSet.find(config.format.prompts)
+            evaluator = JudgeEvaluator(judge_service(judge, config.judge, prompts))
         # Each step of a recorded agent is branched before the search goes its own way.
         recorded = parts.format.trajectories if isinstance(parts.format, RecordedFormat) else {}
         self.search = TreeSearch(

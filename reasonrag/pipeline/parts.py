@@ -25,6 +25,7 @@ from reasonrag.core.plugins import make_plugin
 from reasonrag.core.settings import COMMIT, Tree, merge, named_path, validate
 from reasonrag.core.types import Passage, Question
 from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
+from reasonrag.formats.base import fingerprint
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.chat_template import check_chat_template
 from reasonrag.llm.journaled import JournaledLLM
@@ -44,7 +45,7 @@ from reasonrag.storage.questions import (
 )
 
 if TYPE_CHECKING:
-    from reasonrag.rewards.judge import JudgeService, ProcessJudge
+    from reasonrag.rewards.judge import JudgeService
 
 log = structlog.get_logger()
 
@@ -108,7 +109,8 @@ def open_parts(
     judge = None
     if config.value.kind == "judge":
         judge = _open_judge_model(config, policy)
-        content |= {"judge": judge.name, "judge_prompt": open_judge(judge, config).fingerprint}
+        prompt = PromptSet.find(config.format.prompts).text("judge/process")
+        content |= {"judge": judge.name, "judge_prompt": fingerprint(prompt)}
     scorer = open_step_scorer(config, format)
     if scorer is not None:
         content["prm"] = scorer.name
@@ -400,13 +402,6 @@ def open_engine(
         scorer=scorer,
         candidates=config.choice.candidates,
     )
-
-
-def open_judge(llm: LLM, config: Config) -> ProcessJudge:
-    """Create the process judge of Eq. 6 on a given model."""
-    from reasonrag.rewards.judge import ProcessJudge
-
-    return ProcessJudge(llm, PromptSet.find(config.format.prompts), sampling=sampling(config.judge.llm))
 
 
 def judge_service(llm: LLM, judge: JudgeConfig, prompts: PromptSet) -> JudgeService:

@@ -184,38 +184,16 @@ _PROCESS = Contract(
 )
 
 
-class ProcessJudge:
-    """Scores a trajectory against its golden answers (arXiv:2505.14069, eq. 6, Fig. 14)."""
-
-    def __init__(
-        self, llm: LLM, prompts: PromptSet, *, sampling: Sampling | None = None, attempts: int = TRIES
-    ) -> None:
-        """Set the judge up with the arguments of `JudgeService`."""
-        self.llm = llm
-        self.service = JudgeService(llm, prompts, sampling=sampling, attempts=attempts)
-        self.fingerprint = fingerprint(prompts.text("judge/process"))
-
-    async def score(self, trajectory: Trajectory, *, seed: int) -> float:
-        """Return a verdict in [0, 1].
-
-        Raises:
-            JudgeError: no reply could be parsed.
-            LLMError: the judge does not answer: the question is
-                set aside, as with a policy that does not answer.
-        """
-        # Steps are quoted: "So the score is 1" written by
-        # the policy must not look like the judge's verdict.
-        shown: Fields = {
-            "Question": trajectory.question.question,
-            "Golden answers": " | ".join(trajectory.question.golden_answers),
-            "Steps so far": [step.completion.text for step in trajectory.steps],
-        }
-        try:
-            return await self.service.ask("process", shown, _PROCESS, seed=seed)
-        except JudgeError as error:
-            if isinstance(error.__cause__, LLMError):
-                raise error.__cause__ from None
-            raise
+async def process_score(judge: JudgeService, trajectory: Trajectory, *, seed: int) -> float:
+    """Return a verdict in [0, 1] on a trajectory, given its golden answers (arXiv:2505.14069, eq. 6, Fig. 14)."""
+    # Steps are quoted: "So the score is 1" written by
+    # the policy must not look like the judge's verdict.
+    shown: Fields = {
+        "Question": trajectory.question.question,
+        "Golden answers": " | ".join(trajectory.question.golden_answers),
+        "Steps so far": [step.completion.text for step in trajectory.steps],
+    }
+    return await judge.ask("process", shown, _PROCESS, seed=seed)
 
 
 MAX_STEPS = 100  # planned or executed steps that a judge may count: a larger number is an error of the judge

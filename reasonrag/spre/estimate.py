@@ -7,18 +7,16 @@ model, or by one judge call. `check_tree` holds a written tree to the same formu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from reasonrag.core.errors import DataError, JudgeError, LLMError
 from reasonrag.core.text import token_f1
 from reasonrag.core.types import Trajectory
 from reasonrag.llm.base import StepScorer
 from reasonrag.mcts.search import Evaluation, Tree
+from reasonrag.rewards.judge import JudgeService, process_score
 from reasonrag.rollout import Engine, derive_seed
 from reasonrag.storage.parquet import Row
-
-if TYPE_CHECKING:
-    from reasonrag.rewards.judge import ProcessJudge
 
 Weighting = Literal["trajectories", "visits"]
 
@@ -155,13 +153,15 @@ class JudgeEvaluator:
     The value is None if the judge's replies could not be parsed; the judge counts these.
     """
 
-    def __init__(self, judge: ProcessJudge) -> None:
+    def __init__(self, judge: JudgeService) -> None:
         self.judge = judge
 
     async def evaluate(self, trajectory: Trajectory, *, seed: int) -> Evaluation:
         try:
-            return Evaluation(await self.judge.score(trajectory, seed=seed), calls=1)
-        except JudgeError:
+            return Evaluation(await process_score(self.judge, trajectory, seed=seed), calls=1)
+        except JudgeError as error:
+            if isinstance(error.__cause__, LLMError):  # it does not answer: the question is set aside, as for a policy
+                raise error.__cause__ from None
             return Evaluation(None, calls=1)
 
 

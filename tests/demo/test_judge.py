@@ -15,7 +15,7 @@ from reasonrag.demo.world import SPLITS, demo_questions
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import Sampling
 from reasonrag.pipeline.build import build_trees
-from reasonrag.rewards.judge import ProcessJudge
+from reasonrag.rewards.judge import JudgeService, process_score
 from reasonrag.spre.estimate import JudgeEvaluator
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import tree_schema
@@ -63,10 +63,10 @@ def answer(question: Question) -> str:
 
 
 def scores(question: Question, *attempts: list[str], judge: DemoJudge | None = None, seed: int = 0) -> list[float]:
-    process = ProcessJudge(judge or DemoJudge(), PromptSet.find("brief"))
+    process = JudgeService(judge or DemoJudge(), PromptSet.find("brief"))
 
     async def all_scores():
-        return [await process.score(trajectory(question, *texts), seed=seed) for texts in attempts]
+        return [await process_score(process, trajectory(question, *texts), seed=seed) for texts in attempts]
 
     return asyncio.run(all_scores())
 
@@ -117,7 +117,7 @@ def test_words_of_the_policy_are_not_the_judges():
 
 
 def test_a_question_of_no_demo_world_has_no_verdict():
-    judge = ProcessJudge(DemoJudge(), PromptSet.find())
+    judge = JudgeService(DemoJudge(), PromptSet.find())
     evaluation = asyncio.run(JudgeEvaluator(judge).evaluate(trajectory(QUESTION, "<answer>x</answer>"), seed=0))
     assert evaluation.value is None
 

@@ -7,7 +7,7 @@ import pytest
 from reasonrag.core.config import SearchConfig
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.mcts.search import Tree, TreeSearch
-from reasonrag.rewards.judge import ProcessJudge
+from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine
 from reasonrag.spre.estimate import JudgeEvaluator, RolloutEvaluator
 from tests.fakes.scripted import ScriptedLLM
@@ -30,7 +30,7 @@ def by_judge(settings: SearchConfig, *, policy=random_policy, verdict="So the sc
     """The tree, the policy calls and the judge calls that it took."""
     llm, judge = ScriptedLLM(policy), ScriptedLLM(verdict if callable(verdict) else lambda p, s: verdict)
     engine = Engine(llm, ToyRetriever(), ReasonRAGFormat(), max_steps=MAX_STEPS)
-    evaluator = JudgeEvaluator(ProcessJudge(judge, PromptSet.find()))
+    evaluator = JudgeEvaluator(JudgeService(judge, PromptSet.find()))
     tree = asyncio.run(TreeSearch(engine, evaluator, settings).run(QUESTION))
     return tree, len(llm.prompts), len(judge.prompts)
 

@@ -30,7 +30,7 @@ from reasonrag.core.types import Question
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.mcts.search import Tree, TreeSearch
 from reasonrag.pipeline.tables import tree_rows
-from reasonrag.rewards.judge import ProcessJudge
+from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine
 from reasonrag.spre.estimate import JudgeEvaluator, node_rewards
 from tests.fakes.scripted import ScriptedLLM
@@ -62,7 +62,7 @@ def config():
 @pytest.fixture
 def tree(config) -> Tree:
     format = ReasonRAGFormat(passage_order=config.retrieval.passage_order)
-    judge = ProcessJudge(ScriptedLLM([f"So the score is {v}" for v in VERDICTS]), PromptSet.find())
+    judge = JudgeService(ScriptedLLM([f"So the score is {v}" for v in VERDICTS]), PromptSet.find())
     engine = Engine(ScriptedLLM(STEPS), ToyRetriever(), format, max_steps=config.format.max_steps)
     settings = config.search
     return asyncio.run(TreeSearch(engine, JudgeEvaluator(judge), settings).run(Question("1", "Who?", ("X",))))
@@ -93,6 +93,6 @@ def test_the_whole_budget_is_used_on_a_tree_that_ended_at_once():
     judge = ScriptedLLM(["So the score is 0.5"] * 64)
     engine = Engine(ScriptedLLM(["<answer>X</answer>"] * 2), ToyRetriever(), ReasonRAGFormat())
     settings = load_config(preset="official").search
-    search = TreeSearch(engine, JudgeEvaluator(ProcessJudge(judge, PromptSet.find())), settings)
+    search = TreeSearch(engine, JudgeEvaluator(JudgeService(judge, PromptSet.find())), settings)
     tree = asyncio.run(search.run(Question("1", "Who?", ("X",))))
     assert (len(tree.nodes), tree.root.visits, len(judge.prompts)) == (3, 64, 64)

@@ -7,7 +7,7 @@ import pytest
 from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Answer, Completion, Prompt, Step, StopReason, Trajectory
 from reasonrag.formats import PromptSet, ReasonRAGFormat
-from reasonrag.rewards.judge import ProcessJudge
+from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine
 from reasonrag.spre.estimate import JudgeEvaluator, PRMEvaluator, RolloutEvaluator, spre, trajectory_reward
 from tests.fakes.scripted import ScriptedLLM
@@ -56,7 +56,7 @@ def test_rollouts_without_an_answer_are_left_out_of_the_mean():
 
 
 def judge(replies):
-    return ProcessJudge(ScriptedLLM(replies), PromptSet.find())
+    return JudgeService(ScriptedLLM(replies), PromptSet.find())
 
 
 def test_a_judge_that_cannot_be_read_gives_no_value_and_is_counted():
