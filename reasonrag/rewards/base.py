@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -249,20 +249,20 @@ def cause_of(error: Exception) -> str:
     return f"bug:{type(error).__name__}"
 
 
-# What a function in TRL's convention can ask for by name:
-# each but `step` is a list with one entry per trajectory.
-COLUMNS = (
-    "prompts",
-    "completions",
-    "question",
-    "golden_answers",
-    "answer",
-    "id",
-    "dataset",
-    "metadata",
-    "trajectories",
-    "step",
-)
+# What a function in TRL's convention can ask for by name: a list with one entry per trajectory, and `step`.
+# As TRL's examples call it, "answer" is the reference. The policy's own answer is `trajectory.answer`.
+_COLUMNS_OF: dict[str, Callable[[Trajectory], Any]] = {
+    "prompts": lambda trajectory: [asdict(text) for step in trajectory.steps[:1] for text in step.prompt.messages],
+    "completions": lambda trajectory: [{"role": "assistant", "content": trajectory_text(trajectory)}],
+    "question": lambda trajectory: trajectory.question.question,
+    "golden_answers": lambda trajectory: list(trajectory.question.golden_answers),
+    "answer": lambda trajectory: next(iter(trajectory.question.golden_answers), ""),
+    "id": lambda trajectory: trajectory.question.id,
+    "dataset": lambda trajectory: trajectory.question.dataset,
+    "metadata": lambda trajectory: trajectory.question.metadata,
+    "trajectories": lambda trajectory: trajectory,
+}
+COLUMNS = (*_COLUMNS_OF, "step")
 
 
 class FunctionReward(BatchReward):
@@ -288,12 +288,10 @@ class FunctionReward(BatchReward):
         self.columns = trl_columns(function, name)
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
-        available: dict[str, Any] = {column: [] for column in COLUMNS}
-        for read in batch:
-            for column, value in _row(read.trajectory).items():
-                available[column].append(value)
-        available["step"] = step
-        result = self.function(**{column: available[column] for column in self.columns})
+        asked: dict[str, Any] = {"step": step} if "step" in self.columns else {}
+        for column in _COLUMNS_OF.keys() & self.columns:
+            asked[column] = [_COLUMNS_OF[column](read.trajectory) for read in batch]
+        result = self.function(**asked)
         rewards = list(await result if inspect.isawaitable(result) else result)
         if len(rewards) != len(batch):
             raise ConfigError(
@@ -341,24 +339,6 @@ def as_score(reward: object, parts: Components) -> Score:
         return Score(float(reward), parts)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return Score(None, parts, "not_a_number")
-
-
-def _row(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the columns of one trajectory; prompts and completions are lists of messages."""
-    question = trajectory.question
-    messages = trajectory.steps[0].prompt.messages if trajectory.steps else ()
-    return {
-        "prompts": [{"role": message.role, "content": message.content} for message in messages],
-        "completions": [{"role": "assistant", "content": trajectory_text(trajectory)}],
-        "question": question.question,
-        "golden_answers": list(question.golden_answers),
-        # As TRL's examples call the reference. The policy's own answer is `trajectory.answer`.
-        "answer": question.golden_answers[0] if question.golden_answers else "",
-        "id": question.id,
-        "dataset": question.dataset,
-        "metadata": question.metadata,
-        "trajectories": trajectory,
-    }
 
 
 class OutcomeSettings(Section):
