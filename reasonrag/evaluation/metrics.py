@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from reasonrag.core.config import JudgeConfig
-from reasonrag.core.errors import ConfigError, InputError, Interrupted
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import Rules, cover_match, exact_match, one_line, token_f1
 from reasonrag.core.types import Malformed, Question, Search, Step, StopReason, Trajectory
 from reasonrag.formats.base import PromptSet, Reading
@@ -124,8 +124,6 @@ class Examiner:
         counts["answer.asked"] += 1
         try:
             return await answer_matches(self.judge, trajectory.answer or "", trajectory.question.golden_answers)
-        except (Interrupted, InputError):
-            raise
         except Exception as error:
             # A failure is never a score: the verdict is unknown.
             counts.update(["answer.unknown", f"answer.{cause_of(error)}"])
@@ -137,8 +135,6 @@ class Examiner:
             (flags,) = await detect(
                 [reading], judge=self.judge, policy=self.policy, over_search=over, under_search=under, counts=counts
             )
-        except (Interrupted, InputError):
-            raise
         except Exception as error:  # some policies answer no prompts but those of their format
             flags = [StepFlag("search" if block.is_search else "own", None) for block in reading.blocks]
             for is_asked, detector, kind in ((over, "over", "search"), (under, "under", "own")):
