@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import lru_cache
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
@@ -51,6 +52,7 @@ _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indpt
 _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
 # Words of one letter count, or "U.S." and "Malcolm X" would search for less, or for nothing.
 _TOKEN = re.compile(r"(?u)\w+")
+_STEMS = 1 << 16  # words with a stem that is remembered
 _CHUNK = 16_384  # passages: 200 MB while they are cut into words
 _BYTES_A_POSTING = 80  # while scores are merged
 _MAX_BYTES = 1 << 30  # while scores are merged: more does not make it faster
@@ -66,7 +68,7 @@ class Tokenizer:
     def __init__(self, settings: BM25Config) -> None:
         """Look up stemmer and stop-words; raise ConfigError if one is unknown."""
         try:
-            self._stemmer = Stemmer.Stemmer(settings.stemmer) if settings.stemmer else None
+            self._stem = lru_cache(_STEMS)(Stemmer.Stemmer(settings.stemmer).stemWord) if settings.stemmer else str
             self._stopwords = frozenset(bm25s.tokenization.Tokenizer(stopwords=settings.stopwords).stopwords)
         except (KeyError, ValueError):
             raise ConfigError(
@@ -75,20 +77,8 @@ class Tokenizer:
             ) from None
 
     def words(self, text: str) -> list[str]:
-        """Return the words of a query: the same as `ids`, in a fifth of the time."""
-        words = [word for word in _TOKEN.findall(_fold(text).lower()) if word not in self._stopwords]
-        return words if self._stemmer is None else self._stemmer.stemWords(words)
-
-    def ids(self, texts: Iterable[str]) -> tuple[list[list[int]], dict[str, int]]:
-        """Return the word ids of each text, and the vocabulary. Texts are consumed one at a time."""
-        ids, vocabulary = bm25s.tokenize(
-            map(_fold, texts),
-            stopwords=list(self._stopwords),
-            stemmer=self._stemmer,
-            token_pattern=_TOKEN.pattern,
-            show_progress=False,
-        )
-        return ids, vocabulary
+        """Return the words of a text that count, in order."""
+        return [self._stem(word) for word in _TOKEN.findall(_fold(text).lower()) if word not in self._stopwords]
 
 
 class BM25Retriever(LocalRetriever):
@@ -222,7 +212,7 @@ def build_bm25(
                     vocabulary[word] = len(vocabulary)
             else:
                 texts = (_titled(text, settings.title_weight) for text in store.contents(start, stop))
-                piece.write(*tokenizer.ids(texts), vocabulary)
+                piece.write(map(tokenizer.words, texts), vocabulary)
             progress.advance(stop - start)
     if not vocabulary:
         raise DataError("no passage of the corpus holds a word that can be searched for")
@@ -276,21 +266,14 @@ class _Chunk:
         """Whether the chunk is complete: the lengths are written last."""
         return self._draft.holds(f"{self._folder}/lengths.npy", scratch=True)
 
-    def write(self, ids: list[list[int]], local: dict[str, int], vocabulary: dict[str, int]) -> None:
-        """Write the chunk: word ids by passage, with the words of these ids, and the ids of words of earlier chunks.
-
-        Words that no earlier chunk has are added to the vocabulary in order.
-        """
+    def write(self, texts: Iterable[list[str]], vocabulary: dict[str, int]) -> None:
+        """Write the chunk, given the words of each passage; words that no earlier chunk has get the next ids."""
         known = len(vocabulary)
-        words_in_order = sorted(local)  # bm25s has them in the order of a set
-        global_ids = np.empty(len(local), dtype=np.int64)
-        global_ids[[local[word] for word in words_in_order]] = [
-            vocabulary.setdefault(word, len(vocabulary)) for word in words_in_order
-        ]
+        ids = [[vocabulary.setdefault(word, len(vocabulary)) for word in words] for words in texts]
         lengths = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
         flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
         # Word and passage in one number, so that sorting orders by word, then by passage.
-        pairs = global_ids[flat] * len(ids) + np.repeat(np.arange(len(ids)), lengths)
+        pairs = flat * len(ids) + np.repeat(np.arange(len(ids)), lengths)
         pairs, times = np.unique(pairs, return_counts=True)
         words, rows = np.divmod(pairs, len(ids))
         with self._draft.writing(f"{self._folder}/words.txt", scratch=True) as file:

@@ -33,7 +33,7 @@ def build(folder: Path, texts: list[str], chosen: BM25Config = BM25Config(), **o
 
 def expected(texts: list[str], chosen: BM25Config) -> bm25s.BM25:
     whole = bm25s.BM25(k1=chosen.k1, b=chosen.b, method="lucene", backend="numpy")
-    whole.index(Tokenizer(chosen).ids(texts), show_progress=False)
+    whole.index(list(map(Tokenizer(chosen).words, texts)), show_progress=False)
     return whole
 
 
