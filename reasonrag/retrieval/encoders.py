@@ -6,8 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -112,14 +111,18 @@ class TextEncoder:
             ConfigError: sentence-transformers or the model is
                 missing, or the model's files do not define pooling.
         """
-        require_dense(f"encoder {config.name!r}")
+        if find_spec("sentence_transformers") is None:
+            raise ConfigError(
+                f"encoder {config.name!r} needs sentence-transformers, which is not installed; pip install "
+                "'reasonrag[dense]'"
+            )
         files = find_files(str(config.name), revision=revision)
         if not (files.folder / "modules.json").exists():
             raise ConfigError(
                 f"encoder {files.name!r} has no modules.json, so it is unknown how token vectors become one vector; "
                 "save it with sentence-transformers (SentenceTransformer(modules=[...]).save(...))"
             )
-        with loading(f"encoder {files.name!r}"):
+        try:
             # Its progress bars would mix with those of the build.
             import_module("transformers.utils.logging").disable_progress_bar()
             model = import_module("sentence_transformers").SentenceTransformer(
@@ -129,6 +132,8 @@ class TextEncoder:
                 trust_remote_code=trusted(files.name, config.trust_remote_code),
                 local_files_only=True,
             )
+        except Exception as error:  # of torch, transformers or safetensors, about damaged, missing or unfit files
+            raise ConfigError(f"encoder {files.name!r} cannot be loaded", quoting=error) from error
         longest = model.max_seq_length or _LONGEST
         model.max_seq_length = min(config.max_tokens or longest, longest)
         model.prompts = _prompts(files.name, model.prompts or {}, config)
@@ -213,18 +218,8 @@ class LexicalEncoder:
         [[1.0, 1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
         """
         counts = [Counter(normalize_answer(text).split() or [text.strip().lower()]) for text in texts]
-        columns: dict[str, int] = {}
-        for count in counts:
-            for word in count:
-                columns.setdefault(word, len(columns))
-        vectors = []
-        for count in counts:
-            # Only the words of the text are set: of thousands of words it has few.
-            vector = [0.0] * len(columns)
-            for word, times in count.items():
-                vector[columns[word]] = float(times)
-            vectors.append(vector)
-        return vectors
+        words = dict.fromkeys(word for count in counts for word in count)
+        return [[float(count[word]) for word in words] for count in counts]
 
 
 def open_encoder(spec: str) -> LexicalEncoder | TextEncoder:
@@ -234,30 +229,10 @@ def open_encoder(spec: str) -> LexicalEncoder | TextEncoder:
     return TextEncoder(EncoderConfig(name=spec, batch_size=32))
 
 
-def require_dense(needed_by: str) -> None:
-    """Raise ConfigError if sentence-transformers is not installed."""
-    if find_spec("sentence_transformers") is None:
-        raise ConfigError(
-            f"{needed_by} needs sentence-transformers, which is not installed; pip install 'reasonrag[dense]'"
-        )
-
-
-@contextmanager
-def loading(model: str) -> Iterator[None]:
-    """Raise ConfigError for any error of torch, transformers or safetensors about damaged, missing or unfit files."""
-    try:
-        yield
-    except Exception as error:
-        raise ConfigError(f"{model} cannot be loaded", quoting=error) from error
-
-
 def _prompts(name: str, own: Mapping[str, str], config: EncoderConfig) -> dict[str, str]:
     """Return the prefixes of queries and documents: from the settings, else the model's files, else its name."""
-    query, document = "", ""
-    for pattern, prefixes in PREFIXES.items():
-        if re.search(pattern, name.lower()):
-            query, document = prefixes
-            break
+    known = (prefixes for pattern, prefixes in PREFIXES.items() if re.search(pattern, name.lower()))
+    query, document = next(known, ("", ""))
     # Every saved model has empty ones, so only others count.
     query = own.get("query") or query
     document = own.get("document") or own.get("passage") or document
