@@ -204,7 +204,7 @@ class TransformersLLM:
         import torch
 
         distinct = list(dict.fromkeys(row.prompt_ids for row in rows))
-        input_ids, mask = left_padded(distinct, self.model.device)
+        input_ids, mask = (part.to(self.model.device) for part in padded(distinct, side="left"))
         # Rows of one prompt share its computation: `[B]` the number of each row's prompt.
         rows_of = torch.tensor([distinct.index(row.prompt_ids) for row in rows], device=input_ids.device)
         cache, running = None, list(rows)
@@ -292,16 +292,15 @@ def _next_batch(waiting: list[_Row], batch_size: int) -> list[_Row]:
     return nearest
 
 
-def left_padded(prompts: Sequence[Sequence[int]], device: Any) -> tuple[Tensor, Tensor]:
-    """Return `[B, P]` ids and their attention mask. The mask hides the padding, so any id will do there."""
+def padded(rows: Sequence[Sequence[int]], *, side: str) -> tuple[Tensor, Tensor]:
+    """Return `[R, T]` ids and their attention mask, padded at the side `left` or `right`."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    input_ids = torch.zeros(len(prompts), max(map(len, prompts)), dtype=torch.long)
-    mask = torch.zeros_like(input_ids)
-    for row, ids in enumerate(prompts):
-        input_ids[row, -len(ids) :] = torch.tensor(ids)
-        mask[row, -len(ids) :] = 1
-    return input_ids.to(device), mask.to(device)
+    ids = [torch.tensor(row) for row in rows]
+    columns = (ids, [torch.ones_like(row) for row in ids])
+    input_ids, mask = (pad_sequence(column, batch_first=True, padding_side=side) for column in columns)
+    return input_ids, mask
 
 
 def _choose(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from reasonrag.dpo.preferences import CheckedRow, StepSides, StepText
 from reasonrag.dpo.token_rows import encode
 from reasonrag.llm.base import StepScorer
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.local import load_model
+from reasonrag.llm.local import load_model, padded
 from reasonrag.llm.model_folder import model_identity
 from reasonrag.spre.decisions import step_end
 from reasonrag.storage.files import read_json
@@ -102,7 +102,7 @@ class ProcessRewardModel:
         if not rows:
             return []
         with torch.inference_mode():
-            input_ids, attention_mask = padded(rows).to(self.model.device)
+            input_ids, attention_mask = (part.to(self.model.device) for part in padded(rows, side="right"))
             odds = log_odds(self.model, input_ids, attention_mask, self.token_ids)
             values: list[float] = torch.sigmoid(odds).tolist()
         return values
@@ -120,18 +120,8 @@ def answer_ids(chat: ChatTemplate, tokens: Sequence[str]) -> tuple[int, int]:
     return ids[0][0], ids[1][0]
 
 
-def padded(rows: Sequence[Sequence[int]]) -> Any:
-    """Return `[2, R, T]` ids and attention mask, padded on the right, where a causal model does not see it."""
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
-    ids = [torch.tensor(row) for row in rows]
-    columns = (ids, [torch.ones_like(row) for row in ids])
-    return torch.stack([pad_sequence(column, batch_first=True) for column in columns])
-
-
 def log_odds(model: Any, input_ids: Any, attention_mask: Any, token_ids: tuple[int, int]) -> Any:
-    """Return `[R]` log-odds of the first token against the second, after the last token of rows as from `padded`."""
+    """Return `[R]` log-odds of the first token against the second after the last one of rows, padded on the right."""
     import torch
 
     # Only the last positions that occur get logits `[R, ends, V]`:

@@ -27,7 +27,8 @@ from reasonrag.dpo.demonstrations import read_prompt
 from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_questions
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText, Target
 from reasonrag.dpo.token_rows import TokenPairs, data_of, tokenise
-from reasonrag.prm.scorer import PRM_FILE, answer_ids, log_odds, padded
+from reasonrag.llm.local import padded
+from reasonrag.prm.scorer import PRM_FILE, answer_ids, log_odds
 from reasonrag.spre.decisions import Decision, decisions_of, step_end
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths
@@ -218,6 +219,6 @@ class PRMTrainer(GuardedTrainer):
 
 
 def _collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    input_ids, attention_mask = padded([row["input_ids"] for row in rows])
+    input_ids, attention_mask = padded([row["input_ids"] for row in rows], side="right")
     values = {name: torch.tensor([float(row[name]) for row in rows]) for name in ("labels", "weights")}
     return {"input_ids": input_ids, "attention_mask": attention_mask, **values}
