@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from reasonrag.core.config import PolicyCard
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import named_path
-from reasonrag.core.text import common_text, cover_match, normalize_answer
+from reasonrag.core.text import cover_match, normalize_answer
 from reasonrag.core.types import (
     Action,
     Answer,
@@ -29,12 +27,12 @@ from reasonrag.core.types import (
     Span,
     Step,
 )
-from reasonrag.dpo.pairs import in_test_split, open_turn, path_from_root
+from reasonrag.dpo.pairs import in_test_split, open_turn, path_from_root, repeated_questions
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText
 from reasonrag.formats import Format, open_format
 from reasonrag.spre.decisions import content_of, step_end
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import Row, by_question, read_shards
+from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths
 from reasonrag.storage.tables import tree_schema
 from reasonrag.training.settings import SFTSettings
 
@@ -45,16 +43,6 @@ _NODE_COLUMNS = (
 )
 _OPEN_TAG = re.compile(r"<\w+>$")
 _ACTIONS: dict[str, Callable[[str], Action]] = {"query": Search, "evidence": Note, "answer": Answer}
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """A complete trajectory: `steps` are the nodes of a tree from below the root to the answer."""
-
-    question: Question
-    steps: Sequence[Row]
-    f1: float
-    forced: bool
 
 
 def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
@@ -77,20 +65,20 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     config, summary = read_run(run)
     format = open_format(config)
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
-    learned: list[_Attempt] = []
+    learned: list[list[Row]] = []  # steps from below the root to the answer
     question_count = learned_questions = 0
-    first_of_text: dict[str, tuple[str, str]] = {}  # as in `repeated_questions`
-    for question, attempts in _attempts(run):
-        key = (question.dataset, question.id)
-        split_key = first_of_text.setdefault(common_text(question.question), key)
-        split = "test" if in_test_split(split_key, settings.test_share) else "train"
+    repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
+    for key, tree in by_question(read_shards(run / "trees", "nodes", tree_schema(), columns=_NODE_COLUMNS)):
+        split = "test" if in_test_split(key, settings.test_share, repeated) else "train"
         # A step that cannot be parsed is never learned. Of equal attempts the first counts.
-        distinct: dict[tuple[object, ...], _Attempt] = {}
-        for attempt in attempts:
-            if attempt.f1 >= settings.min_reward and all(step["action"] in _ACTIONS for step in attempt.steps):
-                distinct.setdefault(tuple(map(content_of, attempt.steps)), attempt)
+        distinct: dict[tuple[object, ...], list[Row]] = {}
+        for node in tree:
+            steps = path_from_root(tree, node)
+            is_good = node["f1"] is not None and node["f1"] >= settings.min_reward
+            if is_good and all(step["action"] in _ACTIONS for step in steps):
+                distinct.setdefault(tuple(map(content_of, steps)), steps)
         # The paper's preference for short paths comes last: the shortest of all guesses instead of searching.
-        ranked = sorted(distinct.values(), key=lambda of: (-of.f1, not _is_supported(of), len(of.steps)))
+        ranked = sorted(distinct.values(), key=lambda steps: (-steps[-1]["f1"], not _is_supported(steps), len(steps)))
         best = ranked[: settings.per_question]
         question_count += 1
         learned_questions += bool(best)
@@ -98,7 +86,7 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         rows: dict[tuple[object, ...], CheckedRow] = {}  # every step once
         for attempt in best:
             for depth, (kind, step) in enumerate(_steps(attempt, format, config.policy.reads_ids)):
-                place = f"question {question.id}, {kind}"
+                place = f"question {key[1]}, {kind}"
                 row = CheckedRow(place, StepSides((step,), ()), None, depth, key, (kind, ""))
                 rows.setdefault((step.prompt.messages, step.prompt.prefix, step.text), row)
         splits[split] += rows.values()
@@ -112,52 +100,42 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         "trajectories": len(learned),
         "questions": learned_questions,
         "of_questions": question_count,
-        "mean_f1": fmean(attempt.f1 for attempt in learned),
-        "mean_steps": fmean(len(attempt.steps) for attempt in learned),
+        "mean_f1": fmean(steps[-1]["f1"] for steps in learned),
+        "mean_steps": fmean(map(len, learned)),
     }
     fingerprint = (summary.get("content") or {}).get("prompts") or format.fingerprint
     card = PolicyCard.of(config.model_dump(mode="json"), fingerprint)
     return Preferences(splits["train"], splits["test"], card, noun="steps", trajectories=facts)
 
 
-def _is_supported(attempt: _Attempt) -> bool:
+def _is_supported(steps: Sequence[Row]) -> bool:
     """Return whether the notes hold the answer; no note holds yes or no, which two notes support."""
-    notes = [step["content"] for step in attempt.steps if step["action"] == "evidence"]
-    answer = attempt.steps[-1]["content"]
+    notes = [step["content"] for step in steps if step["action"] == "evidence"]
+    answer = steps[-1]["content"]
     if normalize_answer(answer) in ("yes", "no"):
         return len({*map(normalize_answer, notes)} - {"none"}) > 1
     return any(cover_match(note, [answer]) for note in notes)
 
 
-def _attempts(run: Path) -> Iterator[tuple[Question, list[_Attempt]]]:
-    nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=_NODE_COLUMNS)
-    for (dataset, id), tree in by_question(nodes):
-        question = Question(id, tree[0]["question"], (), dataset)
-        attempts = []
-        for node in tree:
-            if node["f1"] is not None:
-                forced = node["stop_reason"] == "forced_answer"
-                attempts.append(_Attempt(question, path_from_root(tree, node), node["f1"], forced))
-        yield question, attempts
-
-
-def _steps(attempt: _Attempt, format: Format, read_ids: bool) -> Iterator[tuple[str, StepText]]:
+def _steps(attempt: Sequence[Row], format: Format, read_ids: bool) -> Iterator[tuple[str, StepText]]:
     """Yield kind and text of every step, then the answer again: as one that is demanded, or as a choice if it was."""
     steps: tuple[Step, ...] = ()
-    for number, row in enumerate(attempt.steps, 1):
-        forced = attempt.forced and row is attempt.steps[-1]
-        prompt = read_prompt(attempt.steps[:number], row["stop"], read_ids=read_ids)
+    last = attempt[-1]
+    is_forced = last["stop_reason"] == "forced_answer"
+    for number, row in enumerate(attempt, 1):
+        prompt = read_prompt(attempt[:number], row["stop"], read_ids=read_ids)
         end = step_end(row)
         # A search in a growing turn is followed by its passages; any other step ends the policy's turn.
         ends_turn = row["action"] == "answer" or not format.append_only
         if end == "stop" and _ids(row) is None and ends_turn:
             end = "turn"
-        yield FORCED if forced else row["action"], StepText(prompt, row["text"], end, _ids(row))
+        yield FORCED if is_forced and row is last else row["action"], StepText(prompt, row["text"], end, _ids(row))
         passages = tuple(Passage(**passage) for passage in row["passages"] or ())
         completion = Completion(row["text"], token_ids=_ids(row) if read_ids else None)
         steps = (*steps, Step(prompt, completion, _ACTIONS[row["action"]](row["content"]), passages))
-    if (text := answer_asked(attempt.question, steps, format, final=not attempt.forced)) is not None:
-        yield "answer" if attempt.forced else FORCED, text
+    question = Question(last["question_id"], last["question"], (), last["dataset"])
+    if (text := answer_asked(question, steps, format, final=not is_forced)) is not None:
+        yield "answer" if is_forced else FORCED, text
 
 
 def read_prompt(path: Sequence[Row], stop: Sequence[str], *, read_ids: bool) -> Prompt:
