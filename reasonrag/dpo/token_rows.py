@@ -22,7 +22,7 @@ from typing import Any
 
 from reasonrag.core.config import PolicyCard
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.text import excerpt, valid_unicode
+from reasonrag.core.text import common_length, excerpt, valid_unicode
 from reasonrag.core.types import Prompt
 from reasonrag.dpo.preferences import (
     ChatSides,
@@ -271,11 +271,7 @@ class _Encoder:
             read, with_chosen, with_rejected = (self._ids(text, add_special_tokens=False) for text in texts)
         # Tokens of prompt and completion may merge, so the
         # prompt's ids need not begin those of the whole.
-        border = 0
-        for in_prompt, in_chosen, in_rejected in zip(read, with_chosen, with_rejected, strict=False):
-            if not in_prompt == in_chosen == in_rejected:
-                break
-            border += 1
+        border = min(common_length(read, with_chosen), common_length(read, with_rejected))
         prompt_ids = read[:border]
         return (Segment(prompt_ids, with_chosen[border:]),), (Segment(prompt_ids, with_rejected[border:]),)
 
