@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import Rules, cover_match, exact_match, one_line, token_f1
-from reasonrag.core.types import Malformed, Question, Search, Step, StopReason, Trajectory
+from reasonrag.core.types import Malformed, Question, Search, StopReason, Trajectory
 from reasonrag.formats.base import PromptSet, Reading
 from reasonrag.llm.base import LLM
-from reasonrag.pipeline.tables import label
+from reasonrag.pipeline.tables import step_columns
 from reasonrag.rewards.base import cause_of
 from reasonrag.rewards.hiprag import StepFlag, detect
 from reasonrag.rewards.judge import JudgeService, answer_matches, templates_fingerprint
@@ -345,25 +345,10 @@ def trajectory_row(attempt: Attempt, values: dict[str, Value]) -> Row:
         "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
         "well_formed": reading.well_formed,
         "reason": reading.reason,
-        "trajectory": [_step_row(step) for step in trajectory.steps],
+        "trajectory": list(map(step_columns, trajectory.steps)),
         **values,
     }
     return {name: row[name] for name in trajectory_schema().names}
-
-
-def _step_row(step: Step) -> dict[str, Any]:
-    action, content = label(step.action)
-    return {
-        "action": action,
-        "content": content,
-        "prompt": [asdict(message) for message in step.prompt.messages],
-        "prefix": step.prompt.prefix,
-        "text": step.completion.text,
-        "finish_reason": step.completion.finish_reason.value,
-        "prompt_tokens": step.completion.prompt_tokens,
-        "completion_tokens": step.completion.completion_tokens,
-        "passages": [asdict(passage) for passage in step.passages],
-    }
 
 
 def _musique_hops(question: Question) -> int | None:

@@ -64,7 +64,7 @@ def _node_row(question: Question, node: Node, reward: float | None, format: Form
         "origin": node.origin.value,
         "stage": format.stage(trajectory.steps).value,
         "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
-        **_step_columns(node.step),
+        **step_columns(node.step),
         "visits": node.visits,
         "valued": node.valued,
         "value": node.value,
@@ -74,8 +74,8 @@ def _node_row(question: Question, node: Node, reward: float | None, format: Form
     }
 
 
-def _step_columns(step: Step | None) -> Row:
-    """Return the columns that describe the step that led to a node."""
+def step_columns(step: Step | None) -> Row:
+    """Return the columns that describe a step: one that led to a node, None for the root, or one of a trajectory."""
     if step is None:
         return {"action": "", "content": "", "prompt": [], "prefix": "", "stop": [], "text": "", "passages": []}
     completion, prompt = step.completion, step.prompt
