@@ -86,10 +86,8 @@ class RetrievalConfig(Section):
 
     @property
     def is_remote(self) -> bool:
-        """Whether searches ask something outside of this process, which holds passages of its own."""
-        if self.kind is None:
-            return bool(self.url)
-        return self.kind not in ("bm25", "dense", "hybrid") and not self.kind.startswith("python:")
+        """Whether searches ask a server, which holds passages of its own."""
+        return self.kind == "remote" or (self.kind is None and bool(self.url))
 
 
 class ModelConfig(Section):

@@ -353,7 +353,7 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
         raise ConfigError(
             f"{settings.kind} search needs an index: run `index build --kind dense` and give its folder as --index"
         )
-    if settings.kind == "remote" or (settings.kind is None and settings.url):
+    if settings.is_remote:
         from reasonrag.retrieval.remote import RemoteRetriever
 
         if not settings.url:
