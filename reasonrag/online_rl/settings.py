@@ -231,20 +231,13 @@ class RLSettings(TrainSettings):
         return Config(
             seed=self.seed,
             questions=QuestionsConfig(
-                dataset=self.data,
-                split=self.split,
-                limit=self.limit,
-                exclude=self.exclude,
-                world_seed=self.world_seed,
+                dataset=self.data, **self.model_dump(include={"split", "limit", "exclude", "world_seed"})
             ),
             retrieval=self.retrieval,
             policy=ModelConfig(
                 spec=self.model and str(ModelAddress.of_model(self.model)),
-                revision=self.revision,
-                chat_template=self.chat_template,
-                temperature=self.rollout.temperature,
-                top_p=self.rollout.top_p,
-                max_tokens=self.rollout.max_tokens,
+                **self.model_dump(include={"revision", "chat_template"}),
+                **self.rollout.model_dump(include={"temperature", "top_p", "max_tokens"}),
             ),
             judge=self.judge,
             value=ValueConfig(kind="judge"),  # a `Config` accepts a judge only there; no tree is built
