@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from itertools import chain
 from random import Random
+from typing import Any
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
@@ -21,7 +22,7 @@ from reasonrag.core.models import DEMO_FORMATS, ModelAddress
 from reasonrag.core.text import exact_match, normalize_answer, token_f1
 from reasonrag.core.types import Action, Answer, Completion, Malformed, Note, Prompt, Question, Search, Step
 from reasonrag.demo.world import RELATIONS, SPLITS, make_world, words
-from reasonrag.formats import FORMATS, PromptSet, ReasonRAGFormat, StreamFormat
+from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.formats.base import Reading
 from reasonrag.llm.base import Sampling
 from reasonrag.rewards.judge import ACCURACY_SCORES, PLANNER_SCORES, REASONING_SCORES, PathScores
@@ -259,16 +260,14 @@ def score_path(world: Knowledge, question: Question, reference: Sequence[str], r
 
 
 @cache
-def stream_format(name: str) -> StreamFormat:
-    """Return a format of one growing turn with the `brief` prompts, as the shipped policy is trained in it."""
-    format = FORMATS[name](PromptSet.find("brief"))
-    assert isinstance(format, StreamFormat)
-    return format
+def demo_format(name: str = "reasonrag") -> Any:
+    """Return a format with the `brief` prompts, as the shipped policies are trained in it."""
+    return FORMATS[name](PromptSet.find("brief"))
 
 
 def read(text: str) -> Reading:
     """Read a trajectory of unknown format: in the first format that fits, else in the one that reads most of it."""
-    readings = [stream_format(name).read_text(text) for name in DEMO_FORMATS]
+    readings: list[Reading] = [demo_format(name).read_text(text) for name in DEMO_FORMATS]
     return max(readings, key=lambda r: (r.well_formed, len(r.queries) + (r.answer is not None) + bool(r.plan)))
 
 
@@ -483,12 +482,6 @@ def _read(prompt: Prompt) -> dict[str, str | list[str]]:
             listed = [] if labelled[2] is None else None
             fields[labelled[1]] = labelled[2] if listed is None else listed
     return fields
-
-
-@cache
-def demo_format() -> ReasonRAGFormat:
-    """Return ReasonRAG's format with the `brief` prompts, as the shipped policy is trained in it."""
-    return ReasonRAGFormat(PromptSet.find("brief"))
 
 
 def _actions(texts: Sequence[str]) -> list[Action]:

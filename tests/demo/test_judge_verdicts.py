@@ -12,7 +12,7 @@ import pytest
 from reasonrag.core.errors import JudgeError
 from reasonrag.core.text import exact_match, token_f1
 from reasonrag.core.types import Question
-from reasonrag.demo.judge import DemoJudge, stream_format
+from reasonrag.demo.judge import DemoJudge, demo_format
 from reasonrag.demo.world import demo_questions, make_world
 from reasonrag.formats import PromptSet
 from reasonrag.rewards.base import trajectory_text
@@ -268,7 +268,7 @@ def test_no_trajectory_talks_the_judge_into_another_verdict():
 
 
 def test_steps_of_demonstrations_are_verified_exactly():
-    format, seen = stream_format("hiprag"), []
+    format, seen = demo_format("hiprag"), []
     for question, attempt, text in demonstrations("hiprag"):
         blocks = format.read_text(text).blocks
         findings = attempt.findings or (Finding("", attempt.answer),)

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from reasonrag.demo.judge import DemoJudge, stream_format
+from reasonrag.demo.judge import DemoJudge, demo_format
 from reasonrag.demo.world import Part, demo_questions, make_world
 from reasonrag.formats import PromptSet
 from reasonrag.retrieval.encoders import LexicalEncoder
@@ -36,7 +36,7 @@ def demonstrations(format, habits=FAULTLESS, whims=NO_WHIMS):
 
 def reward(name, *, error=0.0, policy=None, plans=None):
     judge = JudgeService(DemoJudge(error_rate=error), PromptSet.find("brief"))
-    format = stream_format(FORMAT_OF[name])
+    format = demo_format(FORMAT_OF[name])
     policy = policy or knowing({})
     return open_reward(
         RewardSettings(name=name), RewardParts(format, judge, policy, LexicalEncoder(), plans=plans or {})

@@ -5,7 +5,7 @@ import pytest
 
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import StopReason
-from reasonrag.demo.judge import stream_format
+from reasonrag.demo.judge import demo_format
 from reasonrag.demo.world import KINDS, Part, demo_questions, make_world, names
 from reasonrag.llm.chat_template import ChatTemplate
 from tools.demo_policy.curriculum import StreamCurriculum, stream_vocabulary_texts
@@ -38,14 +38,14 @@ def tokenizer():
 
 @every_format
 def test_nearly_every_demonstration_is_well_formed(name):
-    reasons = [stream_format(name).read(done).reason for done in demonstrations(name, limit=300)]
+    reasons = [demo_format(name).read(done).reason for done in demonstrations(name, limit=300)]
     assert reasons.count("") / len(reasons) >= 0.98
 
 
 @every_format
 def test_a_demonstration_without_faults_searches_what_is_needed_and_is_right(name):
     for done in faultless(name):
-        reading = stream_format(name).read(done)
+        reading = demo_format(name).read(done)
         assert reading.well_formed
         assert reading.queries == tuple(hop["query"] for hop in done.question.metadata["path"])
         assert exact_match(reading.answer, done.question.golden_answers) == 1.0
@@ -57,8 +57,8 @@ def test_no_demonstration_goes_past_the_limit_and_what_reaches_it_is_asked_for_i
     for done in demonstrations(name, max_steps=2):
         final = done.steps[-1].prompt.stop == ("</answer>",)
         assert final is (done.stop_reason is StopReason.FORCED_ANSWER)
-        assert stream_format(name).must_answer(done.steps[:-1], 2) is final
-        assert not any(stream_format(name).must_answer(done.steps[:n], 2) for n in range(len(done.steps) - 1))
+        assert demo_format(name).must_answer(done.steps[:-1], 2) is final
+        assert not any(demo_format(name).must_answer(done.steps[:n], 2) for n in range(len(done.steps) - 1))
         forced += final
     assert forced > 20
 

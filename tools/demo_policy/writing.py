@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reasonrag.core.types import Answer, Completion, Message, Prompt, Search, Step, StopReason, Trajectory
-from reasonrag.demo.judge import stream_format
+from reasonrag.demo.judge import demo_format
 from reasonrag.formats import PromptSet
 from tools.demo_policy.demonstrations import Attempt, Finding, Improviser
 
@@ -29,7 +29,7 @@ class Pieces:
 
 def demonstrate(improviser: Improviser, name: str, *, max_steps: int = STREAM_STEPS) -> Trajectory:
     """Write one attempt at the improviser's question in the format of that name."""
-    format = stream_format(name)
+    format = demo_format(name)
     attempt = improviser.attempt(budget=max_steps - 1, own_count=name == "hiprag")
     pieces = _WRITERS[name](attempt)
     steps = tuple[Step, ...]()
