@@ -45,10 +45,6 @@ _QUOTED = re.compile(r"[\"“]([^\"“”]{1,80}[^\"“”\s])[\"”]")
 _MONTH = "(?:January|February|March|April|May|June|July|August|September|October|November|December)"
 _DATE = re.compile(rf"\b(?:\d{{1,2}} {_MONTH},? \d{{4}}|{_MONTH} \d{{1,2}}, \d{{4}}|{_MONTH} \d{{4}}|[12]\d{{3}})\b")
 _YEAR = re.compile(r"\b[12]\d{3}\b")
-_NUMBER = re.compile(
-    r"\b\d[\d,]{0,14}(?:\.\d{1,6})?(?: (?:million|billion|thousand|percent)\b|%)?"
-    r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|hundred)\b"
-)
 _WORDS = json.loads(Path(__file__).with_name("reader_words.json").read_text("utf-8"))
 # Lower-case words that may stand inside of a name, as in "Lord of the Isles".
 _CONNECTORS = word_set(_WORDS["connectors"])
@@ -62,9 +58,6 @@ _SUFFIX = re.compile(r"(?:ings?|ers?|ors?|ed|es|s)$")
 _AUXILIARY = re.compile(r"(?:is|are|was|were|do|does|did|has|have|had|can|could|will|would|should)\b", re.IGNORECASE)
 _QUESTION_WORD = re.compile(r"\b(who|whom|whose|what|which|when|where|why|how)\b", re.IGNORECASE)
 _ASKS_DATE = re.compile(r"\b(?:(?:what|which) (?:year|date|month|decade|day)|date of (?:birth|death))\b", re.IGNORECASE)
-_ASKS_NUMBER = re.compile(
-    r"\bhow (?:many|much|old|long|far|tall|high|large|big)\b|\b(?:population|percentage|number) of\b", re.IGNORECASE
-)
 _BRACKETS = re.compile(r"\([^()]{0,80}\)")
 _OR = re.compile(r",? or ")
 
@@ -82,7 +75,6 @@ class Kind(StrEnum):
     YES_NO = "yes_no"
     CHOICE = "choice"
     DATE = "date"
-    NUMBER = "number"
     NAME = "name"
     BRIDGE = "bridge"  # a name on the way to the answer; no question has this kind
 
@@ -199,13 +191,6 @@ def dates(text: str) -> tuple[Span, ...]:
     return tuple(Span(date[0], date.start()) for date in _DATE.finditer(text))
 
 
-@lru_cache(maxsize=8_192)
-def numbers(text: str) -> tuple[Span, ...]:
-    """Return numbers in digits (with %, million, ...) or as a word; years only if there is nothing else."""
-    spans = [Span(number[0].rstrip(","), number.start()) for number in _NUMBER.finditer(text)]
-    return tuple([span for span in spans if not _YEAR.fullmatch(span.text)] or spans)
-
-
 def year(text: str) -> int | None:
     """Return the first year from 1000 to 2999."""
     first = _YEAR.search(text)
@@ -245,7 +230,7 @@ def _kind(question: str) -> Kind:
         return Kind.YES_NO
     if (first and first[0].casefold() == "when") or _ASKS_DATE.search(question):
         return Kind.DATE
-    return Kind.NUMBER if _ASKS_NUMBER.search(question) else Kind.NAME
+    return Kind.NAME
 
 
 def _options(question: str) -> tuple[str, ...]:
@@ -281,8 +266,6 @@ _TEMPLATES = {
     "answer": "So the answer is <answer>{}</answer>",
 }
 _STOPS = (("</query>", "</answer>"), ("</evidence>",), ("</answer>",))
-_EARLIEST, _LATEST = word_set(_WORDS["earliest"]), word_set(_WORDS["latest"])
-_MOST, _FEWEST = word_set(_WORDS["most"]), word_set(_WORDS["fewest"])
 _LINKS, _PLAIN = stem_set(_WORDS["links"]), stem_set(_WORDS["plain"])
 _SAME = re.compile(r"\b(?:same|share[sd]?|common)\b", re.IGNORECASE)
 _YEAR_ONLY = re.compile(r"\b(?:what|which) years?\b", re.IGNORECASE)
@@ -478,39 +461,14 @@ def _yes_no(parsed: ParsedQuestion, pieces: Sequence[str]) -> list[Scored]:
 
 
 def _choice(parsed: ParsedQuestion, pieces: Sequence[str]) -> list[Scored]:
-    """Score the option whose year or number is the wanted extreme, else by words shared with the question."""
-    words = frozenset(re.findall(r"\w+", parsed.text.casefold()))
-    count = bool(words & (_MOST | _FEWEST)) and not words & (_EARLIEST | _LATEST)
-    sign = bool(words & (_LATEST | _MOST)) - bool(words & (_EARLIEST | _FEWEST))
-    values = [_value(parsed, option, pieces, count=count) for option in parsed.options]
-    known = [value for value in values if value is not None]
-    if sign and len(set(known)) == len(parsed.options):
-        best = max(known, key=lambda value: sign * value)
-        return [(option, 2.5 * (value == best)) for option, value in zip(parsed.options, values, strict=True)]
-    scored: list[Scored] = []
-    for option in parsed.options:
-        stated = stem_set(" ".join(about(option, pieces)))
-        scored.append((option, float(len(parsed.relation_stems & stated))))
-    return scored
-
-
-def _value(parsed: ParsedQuestion, option: str, pieces: Sequence[str], *, count: bool) -> float | None:
-    """Return a number or a year of `option`."""
-    for piece in about(option, pieces):
-        if count:
-            digits = [number.text.replace(",", "") for number in numbers(piece)]
-            values = [float(text) for text in digits if text.isdecimal()]
-        else:
-            years = [year(date.text) for date in dates(piece)]
-            values = [float(known) for known in years if known is not None]
-        if values:
-            # Of two dates of a person, the second is that of the death.
-            return values[1] if "die" in parsed.relation_stems and len(values) > 1 else values[0]
-    return None
+    """Score each option by the words of the question that the evidence about it shares."""
+    stated = [stem_set(" ".join(about(option, pieces))) for option in parsed.options]
+    shared = (float(len(parsed.relation_stems & stems_here)) for stems_here in stated)
+    return list(zip(parsed.options, shared, strict=True))
 
 
 def spans(parsed: ParsedQuestion, pieces: Sequence[str], queries: Sequence[str]) -> list[Scored]:
-    """Return dates, numbers or names of the pieces that are not in the question; repeated ones score higher."""
+    """Return dates or names of the pieces that are not in the question; repeated ones score higher."""
     scores: dict[str, float] = {}
     wanted = stem_set(parsed.text)
     latest = stem_set(queries[-1]) if queries else wanted
@@ -530,8 +488,6 @@ def _spans_of_kind(parsed: ParsedQuestion, piece: str) -> Sequence[Span]:
     if parsed.kind is Kind.DATE:
         years_only = _YEAR_ONLY.search(parsed.text)
         return [Span(str(year(date.text)), date.start) if years_only else date for date in dates(piece)]
-    if parsed.kind is Kind.NUMBER:
-        return numbers(piece)
     return [name for name in names(piece) if stems(name.text) and not mentions(parsed.text, name.text)]
 
 
@@ -539,8 +495,6 @@ def _fit(parsed: ParsedQuestion, piece: str, span: Span, rank: int) -> float:
     """Return how well a span suits the wording of the question."""
     if parsed.kind is Kind.DATE:
         return 1.0 * (rank == ("die" in parsed.relation_stems))
-    if parsed.kind is Kind.NUMBER:
-        return 0.0
     before = piece[max(span.start - 12, 0) : span.start]
     after_person, after_place = bool(_AFTER_PERSON.search(before)), bool(_AFTER_PLACE.search(before))
     if parsed.kind is Kind.BRIDGE:
