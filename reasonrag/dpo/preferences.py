@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -625,14 +625,15 @@ class PairRules:
         shared_texts: texts in two splits.
 
     >>> rules = PairRules()
-    >>> rules.add("1", ("", "q"), "Who?", [("", "<answer>Jo</answer>")], [("", "<answer>Al</answer>")])
-    >>> rules.add("2", ("", "q"), "Who?", [("", "<answer>Al</answer>")], [("", "<answer>JO!</answer>")])
+    >>> for place, chosen, rejected in (("1", "Jo", "Al"), ("2", "Al", "JO!")):
+    ...     sides = {"chosen": f"<answer>{chosen}</answer>", "rejected": f"<answer>{rejected}</answer>"}
+    ...     rules.add_row("train", read_row(place, {"prompt": "Who?", **sides}))
     >>> rules.same_text, rules.same_content, rules.named
     (0, 2, [('1', '2')])
     """
 
     def __init__(self, repeated: Mapping[Question, Question] | None = None) -> None:
-        self.total = self.same_text = self.same_content = 0
+        self.same_text = self.same_content = 0
         self.named: list[tuple[str, str]] = []
         self.rows: Counter[str] = Counter()
         self.texts: dict[object, str] = {}
@@ -646,11 +647,16 @@ class PairRules:
 
     def add_row(self, split: str, row: CheckedRow) -> None:
         """Add a checked row of any layout, which is in a split."""
-        prompt, chosen, rejected = _texts_of(row.sides)
-        types = row.types
-        self.add(
-            row.place, row.group, prompt, [(types[0], text) for text in chosen], [(types[1], text) for text in rejected]
-        )
+        prompt, *sides = _texts_of(row.sides)
+        # Prompts of different questions differ, so what one question prefers can be forgotten after it.
+        if self._repeated is not None and self._question != row.group:
+            self._question = row.group
+            self._names = self._lasting if row.group in self._repeated else defaultdict(list)
+        contents = []
+        for kind, side in zip(row.types, sides, strict=True):
+            contents.append([_content(kind, text) for text in side])
+        self.same_text += self._count_reverses(row.place, prompt, *sides)
+        self.same_content += self._count_reverses(row.place, prompt, *contents)
         self.rows[split] += 1
         # Questions are compared by their text if it is known:
         # the same one may stand there with another id.
@@ -661,25 +667,6 @@ class PairRules:
             self.shared_texts.add(text)
         if self._split_of.setdefault(row.group, split) != split and not row.group[1].startswith(_BY_PROMPT):
             self._shared.add(row.group)
-
-    def add(
-        self,
-        name: str,
-        question: Question,
-        prompt: object,
-        chosen: Sequence[TypedText],
-        rejected: Sequence[TypedText],
-    ) -> None:
-        """Add a pair: its name, its question, the prompt in any form with a `repr`, and the steps of both sides."""
-        # Prompts of different questions differ, so what one question prefers can be forgotten after it.
-        if self._repeated is not None and self._question != question:
-            self._question = question
-            self._names = self._lasting if question in self._repeated else defaultdict(list)
-        self.total += 1
-        plain = [[text for _, text in side] for side in (chosen, rejected)]
-        contents = [[_content(*step) for step in side] for side in (chosen, rejected)]
-        self.same_text += self._count_reverses(name, prompt, *plain)
-        self.same_content += self._count_reverses(name, prompt, *contents)
 
     def _count_reverses(self, name: str, prompt: object, chosen: object, rejected: object) -> int:
         """Return how many more pairs have their reverse in the data set."""
@@ -715,8 +702,8 @@ class PairRules:
             return ""
         named = ", ".join(f"{first} and {second}" for first, second in self.named)
         return (
-            f"{count} of {self.total} pairs contradict each other, {self.same_text} of them word for word: the same "
-            f"two steps after the same prompt, preferred the other way round (first: {named})"
+            f"{count} of {self.rows.total()} pairs contradict each other, {self.same_text} of them word for word: the "
+            f"same two steps after the same prompt, preferred the other way round (first: {named})"
         )
 
 
