@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table import Table, options
-from reasonrag.core.config import load_config
+from reasonrag.core.config import ModelConfig, load_config
 from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Action, Answer, Completion, Note, Prompt, Question, Search, Step, Trajectory
 from reasonrag.dpo.demonstrations import FORCED, read_demonstrations
@@ -82,7 +82,7 @@ class Recorded(TransformersLLM):
 
     def __init__(self, folder: Path, chat_template: str | None = None) -> None:
         chat = ChatTemplate.load(str(folder), template=chat_template)
-        super().__init__(chat, name=folder.name, model=load_model(str(folder), "cpu"))
+        super().__init__(chat, name=folder.name, model=load_model(str(folder), ModelConfig(device="cpu")))
         self.seen: Scored = set()
 
     async def aclose(self) -> None:

@@ -388,21 +388,11 @@ def end_token_ids(model: Any, chat: ChatTemplate) -> frozenset[int]:
     return frozenset((*end_ids, chat.tokenizer.eos_token_id, chat.end_of_turn)) - {None}
 
 
-def load_model(
-    path_or_name: str,
-    device: str | None = None,
-    dtype: str | None = None,
-    revision: str | None = None,
-    trust: bool = False,
-) -> Any:
-    """Return a causal language model in evaluation mode.
+def load_model(path_or_name: str, config: ModelConfig) -> Any:
+    """Return a causal language model of a folder or a Hub name in evaluation mode.
 
-    Args:
-        path_or_name: a folder or a Hub name.
-        device: `cpu`, `cuda:0`, ...; None takes a GPU if there is one, else the CPU.
-        dtype: such as `bfloat16`; None takes that of the files.
-        revision: of a Hub model.
-        trust: run code that comes with it.
+    `config` has device, dtype, revision and whether code that comes with the model is run. Without a
+    device it is a GPU if there is one, else the CPU; without a dtype that of the files.
 
     Raises:
         ConfigError: the model cannot be loaded.
@@ -410,17 +400,21 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cpu":
         require_memory(
             path_or_name,
-            dtype,
-            revision=revision,
+            config.dtype,
+            revision=config.revision,
             remedy="a smaller model, --set policy.dtype=bfloat16, or a server (--policy http://HOST:PORT/v1)",
         )
     with loading(path_or_name):
         model = AutoModelForCausalLM.from_pretrained(
-            path_or_name, revision=revision, trust_remote_code=trust, dtype=dtype or "auto", use_safetensors=True
+            path_or_name,
+            revision=config.revision,
+            trust_remote_code=config.trust_remote_code,
+            dtype=config.dtype or "auto",
+            use_safetensors=True,
         )
         model = model.to(device).eval()
     torch.set_num_threads(choose_threads(model))
@@ -431,10 +425,10 @@ def open_transformers(address: ModelAddress, config: ModelConfig) -> Transformer
     """Load the model at `hf:NAME_OR_PATH`, or the shipped one at `demo[:FORMAT]`, which runs on the CPU."""
     is_demo = address.scheme == "demo"
     identity = model_identity(address.model, config.revision) + template_identity(config.chat_template)
-    trust, revision = config.trust_remote_code, config.revision
-    chat = ChatTemplate.load(address.model, revision=revision, trust_remote_code=trust, template=config.chat_template)
-    device, dtype = ("cpu", "float32") if is_demo else (config.device, config.dtype)
-    model = load_model(address.model, device, dtype, revision, trust)
+    loaded: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    chat = ChatTemplate.load(address.model, template=config.chat_template, **loaded)
+    on_cpu = config.model_copy(update={"device": "cpu", "dtype": "float32"})
+    model = load_model(address.model, on_cpu if is_demo else config)
     llm = TransformersLLM(chat, name=f"hf:{identity}", batch_size=config.batch_size, model=model)
     llm.slots.limit = config.concurrency or llm.slots.limit
     llm.commit = None if is_demo else model_commit(address.model, config.revision)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, DataError, LLMError
 from reasonrag.core.event_loop import Worker
 from reasonrag.core.plugins import make_plugin
@@ -55,7 +56,7 @@ class ProcessRewardModel:
         self.name = model_identity(str(folder))
         self.chat = ChatTemplate.load(str(folder))
         self.token_ids = answer_ids(self.chat, described["tokens"])
-        self.model = load_model(str(folder))
+        self.model = load_model(str(folder), ModelConfig())
         self._thread = Worker(self.name)  # one call at a time
 
     async def score(self, steps: Sequence[tuple[Prompt, Completion]]) -> list[float]:
