@@ -358,10 +358,6 @@ class AllSlots:
 SlotCounts = Slots | AllSlots
 
 
-def _together(servers: Sequence[Slots]) -> SlotCounts:
-    return servers[0] if len(servers) == 1 else AllSlots(servers)
-
-
 @dataclass(eq=False)
 class Addresses:
     """Chooses the server of each request, sends it until it is answered, and waits for servers that are away.
@@ -396,7 +392,7 @@ class Addresses:
 
     def __post_init__(self, urls: Sequence[str], concurrency: int | None) -> None:
         self.all = [Slots(concurrency, url) for url in urls]
-        self.slots = _together(self.all)
+        self.slots: SlotCounts = self.all[0] if len(self.all) == 1 else AllSlots(self.all)
         self._homes: dict[str, Slots] = {}  # of questions
 
     async def ask(

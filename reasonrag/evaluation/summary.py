@@ -115,7 +115,10 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         for by, of_by in groups.items():
             metrics[by] = {}
             for group, members in of_by.items():
-                metrics[by][group] = _group_metrics(result, point, intervals[by][group])
+                means = intervals[by][group]
+                metrics[by][group] = {
+                    metric.name: means["mean", result.name, point, metric.name] for metric in _computed(result)
+                }
                 if group:
                     metrics[by][group]["questions"] = len(members)
         metrics |= metrics["by_kind"].pop("") | _counts(outcome)
@@ -218,10 +221,6 @@ def _groups(questions: Sequence[Question]) -> dict[str, dict[str, Sequence[int]]
         "by_kind": {"": range(len(questions)), **dict(named)},
         "by_dataset": {**by_dataset} if len(by_dataset) > 1 else {},
     }
-
-
-def _group_metrics(result: PolicyResult, point: int, intervals: Mapping[Key, Metrics | None]) -> Metrics:
-    return {metric.name: intervals["mean", result.name, point, metric.name] for metric in _computed(result)}
 
 
 def _counts(outcome: Outcome) -> Metrics:
