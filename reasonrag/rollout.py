@@ -13,7 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import ParamSpec, TypeVar
 
 import structlog
@@ -44,34 +44,31 @@ P = ParamSpec("P")
 _FIRST_LOOK, _SECOND_LOOK = 12, 60  # steps
 
 
+@dataclass(eq=False)
 class FirstSteps:
     """Looks at the first steps that a policy writes: stops a run of unreadable steps before it is paid for.
 
     It looks at the first 12, of which one has to be readable,
     and at the first 60, of which a share has to be.
+
+    Args:
+        policy: its name, for the message.
+        most_unreadable: share of the first 60 steps, in [0, 1]; 1 only warns.
+        longer: the flag, with its value, that lets the policy write more tokens.
+        refuse: lets all calls that are still to be paid for raise an error, and replays others; None:
+            `check` raises it before every call.
     """
 
-    def __init__(
-        self, policy: str, *, most_unreadable: float, longer: str, refuse: Callable[[RunError], object] | None = None
-    ) -> None:
-        """Begin with no step.
-
-        Args:
-            policy: its name, for the message.
-            most_unreadable: share of the first 60 steps, in [0, 1]; 1 only warns.
-            longer: the flag, with its value, that lets the policy write more tokens.
-            refuse: lets all calls that are still to be paid for raise an error, and replays others; None:
-                `check` raises it before every call.
-        """
-        self.policy = policy
-        self.most_unreadable = most_unreadable
-        self.longer = longer
-        self.refuse = refuse
-        self.seen = 0
-        self.reasons = Counter[str]()
-        self.cut = 0  # unreadable steps that ended at the token limit
-        self.examples: list[str] = []
-        self.verdict = ""  # why the run cannot go on
+    policy: str
+    _: KW_ONLY
+    most_unreadable: float
+    longer: str
+    refuse: Callable[[RunError], object] | None = None
+    seen: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    cut: int = 0  # unreadable steps that ended at the token limit
+    examples: list[str] = field(default_factory=list)
+    verdict: str = ""  # why the run cannot go on
 
     def check(self) -> None:
         """Raise RunError once the run cannot go on, unless `refuse` ends its calls."""
@@ -115,48 +112,35 @@ class FirstSteps:
         )
 
 
+@dataclass(eq=False)
 class Engine:
-    """Runs a policy in a format, with a retriever."""
+    """Runs a policy in a format, with a retriever.
 
-    def __init__(
-        self,
-        llm: LLM,
-        retriever: Retriever,
-        format: Format,
-        *,
-        max_steps: int = 8,
-        max_searches: int | None = None,
-        top_k: int = 3,
-        sampling: Sampling | None = None,
-        first_steps: FirstSteps | None = None,
-        scorer: StepScorer | None = None,
-        candidates: int = 1,
-    ) -> None:
-        """Store the parts.
+    Args:
+        llm: the policy.
+        retriever: answers the searches.
+        format: turns steps into prompts and completions into actions.
+        max_steps: actions of a trajectory, as the format counts them; the last one has to answer.
+        max_searches: searches of a trajectory; once the passages of the last one are read, it has to
+            answer. None leaves them to `max_steps`.
+        top_k: passages per search.
+        sampling: temperature, top_p and max_tokens of every step; the engine sets seed and n.
+        first_steps: ends a run if its steps cannot be read; None never does.
+        scorer: chooses one of several `candidates` for a step.
+        candidates: how many are sampled.
+    """
 
-        Args:
-            llm: the policy.
-            retriever: answers the searches.
-            format: turns steps into prompts and completions into actions.
-            max_steps: actions of a trajectory, as the format counts them; the last one has to answer.
-            max_searches: searches of a trajectory; once the passages of the last one are read, it has to
-                answer. None leaves them to `max_steps`.
-            top_k: passages per search.
-            sampling: temperature, top_p and max_tokens of every step; the engine sets seed and n.
-            first_steps: ends a run if its steps cannot be read; None never does.
-            scorer: chooses one of several `candidates` for a step.
-            candidates: how many are sampled.
-        """
-        self.llm = llm
-        self.retriever = retriever
-        self.format = format
-        self.max_steps = max_steps
-        self.max_searches = max_searches
-        self.top_k = top_k
-        self.sampling = sampling or Sampling()
-        self.first_steps = first_steps
-        self.scorer = scorer
-        self.candidates = candidates
+    llm: LLM
+    retriever: Retriever
+    format: Format
+    _: KW_ONLY
+    max_steps: int = 8
+    max_searches: int | None = None
+    top_k: int = 3
+    sampling: Sampling = field(default_factory=Sampling)
+    first_steps: FirstSteps | None = None
+    scorer: StepScorer | None = None
+    candidates: int = 1
 
     async def step(self, trajectory: Trajectory, *, seed: int, final: bool = False) -> Trajectory:
         """Return the trajectory with one more step; it ends if that step answers or is the last one allowed.

@@ -13,7 +13,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -180,6 +180,7 @@ class Evaluator(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class TreeSearch:
     """Builds one tree per question, within a budget of iterations and of calls.
 
@@ -208,22 +209,13 @@ class TreeSearch:
     keeps its value, and a tree with nothing left to expand is finished.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        evaluator: Evaluator,
-        settings: SearchConfig,
-        *,
-        seed: int = 0,
-        rollouts: Origin = Origin.ROLLOUT,
-        recorded: Callable[[Question], Sequence[Trajectory]] = lambda question: (),
-    ) -> None:
-        self.engine = engine
-        self.evaluator = evaluator
-        self.settings = settings
-        self.seed = seed
-        self.rollouts = rollouts
-        self.recorded = recorded
+    engine: Engine
+    evaluator: Evaluator
+    settings: SearchConfig
+    _: KW_ONLY
+    seed: int = 0
+    rollouts: Origin = Origin.ROLLOUT
+    recorded: Callable[[Question], Sequence[Trajectory]] = lambda question: ()
 
     async def run(self, question: Question, *, count: Callable[[], object] = int) -> Tree:
         """Return the finished tree of a question; call `count` as each iteration ends.

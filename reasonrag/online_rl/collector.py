@@ -12,7 +12,6 @@ processes: a training run that was killed makes the same rollouts again from its
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
@@ -358,10 +357,9 @@ class Validation:
 
 def validation_engine(engine: Engine, retriever: Retriever, *, temperature: float) -> Engine:
     """Return an engine with the same policy and another retriever, sampling as in evaluation."""
-    held_out_engine = copy.copy(engine)  # shares the LLM, and so the weights that are trained
-    held_out_engine.retriever = retriever
-    held_out_engine.sampling = Sampling(temperature=temperature, max_tokens=engine.sampling.max_tokens)
-    return held_out_engine
+    # It shares the LLM, and so the weights that are trained.
+    sampling = Sampling(temperature=temperature, max_tokens=engine.sampling.max_tokens)
+    return replace(engine, retriever=retriever, sampling=sampling)
 
 
 def mean_metrics(rows: Sequence[Metrics]) -> dict[str, float]:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -39,27 +39,25 @@ class Contract(Generic[Verdict]):
 TRIES = 3  # requests for a verdict, until one can be read
 
 
+@dataclass(eq=False)
 class JudgeService:
-    """Asks a model for verdicts. Safe to use from many tasks of an event loop."""
+    """Asks a model for verdicts. Safe to use from many tasks of an event loop.
 
-    def __init__(
-        self, llm: LLM, prompts: PromptSet, *, sampling: Sampling | None = None, attempts: int = TRIES
-    ) -> None:
-        """Set the service up.
+    Args:
+        llm: the judging model; in a `JournaledLLM` equal
+            questions are paid for once, as their seeds are equal.
+        prompts: the set with the instructions `judge/NAME`.
+        sampling: temperature, top_p and max_tokens of a verdict.
+        attempts: calls per verdict until one can be parsed;
+            the second adds a reminder, later ones also sample.
+    """
 
-        Args:
-            llm: the judging model; in a `JournaledLLM` equal
-                questions are paid for once, as their seeds are equal.
-            prompts: the set with the instructions `judge/NAME`.
-            sampling: temperature, top_p and max_tokens of a verdict.
-            attempts: calls per verdict until one can be parsed;
-                the second adds a reminder, later ones also sample.
-        """
-        self.llm = llm
-        self.prompts = prompts
-        self.sampling = sampling or Sampling(temperature=0.0, max_tokens=512)
-        self.attempts = attempts
-        self._in_flight: dict[tuple[str, Prompt, int], asyncio.Task[Any]] = {}
+    llm: LLM
+    prompts: PromptSet
+    _: KW_ONLY
+    sampling: Sampling = field(default=Sampling(temperature=0.0, max_tokens=512))
+    attempts: int = TRIES
+    _in_flight: dict[tuple[str, Prompt, int], asyncio.Task[Any]] = field(default_factory=dict, init=False)
 
     async def ask(self, name: str, fields: Fields, contract: Contract[Verdict], *, seed: int | None = None) -> Verdict:
         """Ask for one verdict. The request depends on the arguments alone, so that it can be cached by content.
@@ -337,14 +335,14 @@ def read_path(reply: str, *, reference_steps: int = MAX_STEPS) -> PathScores | N
     """
     reported = last_json_object(_after_thinking(reply)) or {}
     scores: dict[str, Any] = {}
-    for field in fields(PathScores):
-        value = reported.get(field.name)
-        allowed = _ALLOWED.get(field.name, range(MAX_STEPS + 1))
+    for score in fields(PathScores):
+        value = reported.get(score.name)
+        allowed = _ALLOWED.get(score.name, range(MAX_STEPS + 1))
         # True equals 1, and 2.0 is in a range, but neither is a score or a count.
-        types = (int, float) if field.name in _ALLOWED else (int,)
+        types = (int, float) if score.name in _ALLOWED else (int,)
         if type(value) not in types or value not in allowed:
             return None
-        scores[field.name] = value
+        scores[score.name] = value
     path = PathScores(**scores)
     # More steps done than planned, or than the reference has: the judge has miscounted.
     if path.effective_steps_self > path.model_plan_steps or path.effective_steps_ref > reference_steps:
