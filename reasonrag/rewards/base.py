@@ -76,15 +76,15 @@ class Reward(Protocol):
 
     def observe(self, scores: Sequence[Score], *, step: int) -> None:
         """Receive all scores of a training step, once per step: for schedules that depend on them."""
-        ...
+        return
 
     def state(self) -> dict[str, Any]:
         """Return what has to survive a restart, as JSON values; `{}` for a stateless reward."""
-        ...
+        return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the reward to what `state()` returned in the run that is resumed."""
-        ...
+        return
 
 
 class Encoder(Protocol):
@@ -184,11 +184,12 @@ class Read:
     parts: Components
 
 
-class BatchReward:
+class BatchReward(Reward):
     """A stateless reward. A subclass implements `_value` for one trajectory, or `_values` for a batch."""
 
-    def __init__(self, parts: RewardParts) -> None:
-        self.format = parts.format
+    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
+        self.settings = settings
+        self.parts: Any = parts  # those that it needs are there
 
     async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
         """Return `[B]` scores, in order. A backend or a reward that fails gives a score without a value.
@@ -201,7 +202,7 @@ class BatchReward:
         # `[B]` in the order of the trajectories, as their scores.
         batch = []
         for trajectory in trajectories:
-            reading = self.format.read(trajectory)
+            reading = self.parts.format.read(trajectory)
             batch.append(Read(trajectory, reading, common_parts(trajectory, reading)))
         try:
             scores = await self._values(batch, step)
@@ -209,15 +210,6 @@ class BatchReward:
             cause = cause_of(error)
             scores = [Score(None, read.parts, cause) for read in batch]
         return [finite(score) for score in scores]
-
-    def observe(self, scores: Sequence[Score], *, step: int) -> None:
-        pass
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        pass
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
         """Score a batch concurrently; a trajectory that fails does not affect the others."""
@@ -282,7 +274,7 @@ class FunctionReward(BatchReward):
     """
 
     def __init__(self, function: Callable[..., Any], name: str, parts: RewardParts) -> None:
-        super().__init__(parts)
+        super().__init__(RewardSettings(), parts)
         self.function = function
         self.name = name
         self.columns = trl_columns(function, name)

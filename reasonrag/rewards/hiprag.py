@@ -15,7 +15,7 @@ from reasonrag.core.text import normalize_answer, one_line, quotable
 from reasonrag.core.types import Message, Prompt
 from reasonrag.formats.base import Block, Format, Reading
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.rewards.base import BatchReward, Components, Read, RewardParts, RewardSettings, Score
+from reasonrag.rewards.base import BatchReward, Components, Read, RewardSettings, Score
 from reasonrag.rewards.judge import JudgeService, same_meaning, step_holds
 from reasonrag.rollout import gather_all
 
@@ -132,11 +132,9 @@ async def detect(
     to_judge = dict.fromkeys(
         step for keys in steps for step in keys if (over_search if step.is_search else under_search)
     )
-    flag_of: dict[Block, StepFlag] = {}
-    if to_judge:
-        detection = _Detection(judge, policy, counts)
-        flags = await gather_all(detection.flag(block) for block in to_judge)
-        flag_of = dict(zip(to_judge, flags, strict=True))
+    detection = _Detection(judge, policy, counts)
+    flags = await gather_all(map(detection.flag, to_judge))
+    flag_of = dict(zip(to_judge, flags, strict=True))
     return [[flag_of.get(step, StepFlag(_kind(step), False)) for step in keys] for keys in steps]
 
 
@@ -218,19 +216,13 @@ class HiPRAGReward(BatchReward):
             return frozenset()
         return frozenset({"judge", "policy"} if settings.hiprag.over_search else {"judge"})
 
-    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
-        super().__init__(parts)
-        self.settings = settings.hiprag
-        self.judge = parts.judge
-        self.policy = parts.policy
-
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
-        settings = self.settings
+        settings = self.settings.hiprag
         judged = [read for read in batch if settings.lambda_p and read.parts["cem"] and read.reading.well_formed]
         flags = await detect(
             [read.reading for read in judged],
-            judge=self.judge,
-            policy=self.policy,
+            judge=self.parts.judge,
+            policy=self.parts.policy,
             over_search=settings.over_search,
             under_search=settings.under_search,
         )
@@ -239,7 +231,7 @@ class HiPRAGReward(BatchReward):
         return [self._scored(read, flags_of.get(id(read))) for read in batch]
 
     def _scored(self, read: Read, flags: Sequence[StepFlag] | None) -> Score:
-        settings, well_formed, answer = self.settings, read.reading.well_formed, read.parts["cem"] or 0.0
+        settings, well_formed, answer = self.settings.hiprag, read.reading.well_formed, read.parts["cem"] or 0.0
         optimal = optimal_share(flags or ())
         value, bonus = hiprag_reward(
             answer, well_formed, optimal, lambda_f=settings.lambda_f, lambda_p=settings.lambda_p

@@ -10,12 +10,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Completion, Search, Trajectory
 from reasonrag.formats.base import Format
-from reasonrag.rewards.base import BatchReward, Read, RewardParts, RewardSettings, Score
+from reasonrag.rewards.base import BatchReward, Read, RewardSettings, Score
 
 
 def outcome_reward(
@@ -89,19 +88,12 @@ class OutcomeReward(BatchReward):
             )
         return frozenset({"decode"})
 
-    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
-        super().__init__(parts)
-        self.settings = settings.outcome
-        self.decode = parts.decode
-        # The tag that opens a search; None in formats without
-        # one, as only formats of one growing turn have it.
-        self.opening: str | None = getattr(parts.format, "query_mark", None)
-
     async def _value(self, read: Read, step: int) -> float:
-        settings, parts = self.settings, read.parts
+        settings, parts = self.settings.outcome, read.parts
         answer = parts[settings.metric] or 0.0
-        if settings.search_confidence and self.opening and self.decode:
-            confidence = parts["confidence"] = search_confidence(read.trajectory, self.opening, self.decode)
+        if settings.search_confidence:
+            opening: str = self.parts.format.query_mark  # the tag that opens a search
+            confidence = parts["confidence"] = search_confidence(read.trajectory, opening, self.parts.decode)
             if confidence is not None and confidence < settings.search_confidence:
                 answer = 0.0  # the form keeps what it earns
         answered, well_formed = read.trajectory.answer is not None, read.reading.well_formed
@@ -120,13 +112,9 @@ class SPREReward(BatchReward):
 
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
-        super().__init__(parts)
-        self.alpha = settings.spre.alpha
-
     async def _value(self, read: Read, step: int) -> float:
         # No answer has F1 0, so such a trajectory earns 0.
-        path = read.parts["path"] = self.alpha ** len(read.trajectory.steps)
+        path = read.parts["path"] = self.settings.spre.alpha ** len(read.trajectory.steps)
         return (read.parts["f1"] or 0.0) * path
 
 
@@ -140,16 +128,11 @@ class PRMReward(BatchReward):
 
     needs: frozenset[str] = frozenset({"scorer"})
 
-    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
-        super().__init__(parts)
-        self.settings = settings.prm
-        self.scorer: Any = parts.scorer
-
     async def _value(self, read: Read, step: int) -> Score:
         steps = read.trajectory.steps
-        values = await self.scorer.score([(one.prompt, one.completion) for one in steps if one.completion.text])
+        values = await self.parts.scorer.score([(one.prompt, one.completion) for one in steps if one.completion.text])
         read.parts["process"] = values[-1] if values else None
         # V_0 = 0, so the increases sum to the value of the last step.
-        increases = (self.settings.weight * (value - before) for before, value in pairwise([0.0, *values]))
+        increases = (self.settings.prm.weight * (value - before) for before, value in pairwise([0.0, *values]))
         rewards = tuple(next(increases) if one.completion.text else None for one in steps)
         return Score(read.parts["f1"], read.parts, steps=rewards)

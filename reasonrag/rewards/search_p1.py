@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from reasonrag.formats.base import Format
-from reasonrag.rewards.base import BatchReward, Read, RewardParts, RewardSettings, trajectory_text
+from reasonrag.rewards.base import BatchReward, Read, RewardSettings, trajectory_text
 from reasonrag.rewards.judge import ReferencePlan, path_scores
 
 # The best planner score is also the largest R_path.
@@ -142,14 +142,8 @@ class SearchP1Reward(BatchReward):
             needs.add("plans")
         return frozenset(needs)
 
-    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
-        super().__init__(parts)
-        self.settings = settings.search_p1
-        self.judge: Any = parts.judge
-        self.plans = parts.plans
-
     async def _value(self, read: Read, step: int) -> float:
-        settings, parts, question = self.settings, read.parts, read.trajectory.question
+        settings, parts, question = self.settings.search_p1, read.parts, read.trajectory.question
         actions, correct = int(parts["rc"] or 0), parts["em"] == 1.0
         parts.update(dict.fromkeys((*_EVALUATOR_PARTS, *_COMPUTED_PARTS)))
         parts.update(correct=float(correct), n_actions=float(actions))
@@ -164,12 +158,12 @@ class SearchP1Reward(BatchReward):
             return 0.0
         plan = _NO_PLAN
         if settings.reference_track:
-            plan = self.plans.get((question.dataset, question.id), _NO_PLAN)
+            plan = self.parts.plans.get((question.dataset, question.id), _NO_PLAN)
             parts.update(plan_missing=float(not plan.steps), n_reference=float(len(plan.steps)))
         has_tracks = actions > 0 and (settings.self_track or plan.steps)
         is_soft = settings.outcome == "soft"
         if has_tracks or (is_soft and not correct):
-            scores = await path_scores(self.judge, question, plan, trajectory_text(read.trajectory))
+            scores = await path_scores(self.parts.judge, question, plan, trajectory_text(read.trajectory))
             for part, field in _EVALUATOR_PARTS.items():
                 parts[part] = float(getattr(scores, field))
         # Eq. 6 and 7 of the evaluator's counts.

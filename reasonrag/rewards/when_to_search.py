@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -153,6 +154,7 @@ def when_to_search_reward(r_a: float, r_s: float, r_f: float) -> float:
     return r_a + r_s + r_f
 
 
+@dataclass
 class RiseDetector:
     """Detects when a number that is reported once per training step stops rising.
 
@@ -167,29 +169,21 @@ class RiseDetector:
     6
     """
 
-    def __init__(self, window: int, min_rise: float) -> None:
-        self.window = window
-        self.min_rise = min_rise
-        self.stopped_at: int | None = None
-        self._last_step = -1
-        self._numbers: list[float] = []
+    window: int
+    min_rise: float
+    stopped_at: int | None = None
+    last: int = -1  # step that was reported
+    numbers: list[float] = field(default_factory=list)
 
     def add(self, number: float, step: int) -> None:
         """Take the number of a step into account."""
-        if self.stopped_at is not None or step <= self._last_step:
+        if self.stopped_at is not None or step <= self.last:
             return
-        self._last_step = step
-        self._numbers = [*self._numbers, number][-2 * self.window :]
-        before, recent = self._numbers[: self.window], self._numbers[self.window :]
+        self.last = step
+        self.numbers = [*self.numbers, number][-2 * self.window :]
+        before, recent = self.numbers[: self.window], self.numbers[self.window :]
         if len(recent) == self.window and math.fsum(recent) - math.fsum(before) <= self.min_rise * self.window:
             self.stopped_at = step
-
-    def state(self) -> dict[str, Any]:
-        return {"stopped_at": self.stopped_at, "last": self._last_step, "numbers": self._numbers}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.stopped_at, self._numbers = state["stopped_at"], list(state["numbers"])
-        self._last_step = -1 if state["last"] is None else state["last"]
 
 
 class WhenToSearchReward(BatchReward):
@@ -209,15 +203,12 @@ class WhenToSearchReward(BatchReward):
         return frozenset(needs)
 
     def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
-        super().__init__(parts)
-        self.settings = settings.when_to_search
-        self._judge: Any = parts.judge
-        self._encoder: Any = parts.encoder
+        super().__init__(settings, parts)
         self._retrievals = RiseDetector(window=20, min_rise=0.02)
 
     def stage(self, step: int) -> int:
         """Return 1 or 2, the stage at a training step; 0 without stages."""
-        settings = self.settings
+        settings = self.settings.when_to_search
         if settings.stages != "both":
             return {"unified": 0, "one": 1, "two": 2}[settings.stages]
         if settings.switch_step == "auto":
@@ -232,13 +223,13 @@ class WhenToSearchReward(BatchReward):
             self._retrievals.add(math.fsum(known) / len(known), step)
 
     def state(self) -> dict[str, Any]:
-        return self._retrievals.state()
+        return {name: getattr(self._retrievals, name) for name in ("stopped_at", "last", "numbers")}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._retrievals.restore(state)
+        self._retrievals = replace(self._retrievals, **state)
 
     async def _value(self, read: Read, step: int) -> float:
-        settings, parts = self.settings, read.parts
+        settings, parts = self.settings.when_to_search, read.parts
         stage = self.stage(step)
         parts.update(dict.fromkeys(("correct", "r_a", "r_s", "concise", "avg_sim")), stage=float(stage))
         r_f = parts["r_f"] = when_to_search_format(read.reading.well_formed)
@@ -260,12 +251,12 @@ class WhenToSearchReward(BatchReward):
             read.parts["concise"] = float(concise)
         elif sent:
             # All queries in one call: only vectors of the same call can be compared.
-            avg_sim = average_similarity(await self._encoder.encode(sent))
+            avg_sim = average_similarity(await self.parts.encoder.encode(sent))
             read.parts["avg_sim"] = avg_sim
         return search_reward(concise, len(sent), avg_sim)
 
     async def _correct(self, read: Read) -> bool:
         answer = read.trajectory.answer
-        if self.settings.correct == "judge" and answer is not None:
-            return await answer_matches(self._judge, answer, read.trajectory.question.golden_answers)
+        if self.settings.when_to_search.correct == "judge" and answer is not None:
+            return await answer_matches(self.parts.judge, answer, read.trajectory.question.golden_answers)
         return read.parts["em"] == 1.0

@@ -71,7 +71,7 @@ def test_another_model_can_say_what_the_policy_knew(known_by, tmp_path):
     async def policy_asked():
         async with AsyncExitStack() as opened:
             reward = tasks.open_task_reward(named, tasks.open_task(named), own, tmp_path / "journal.sqlite", opened)
-            return reward.policy
+            return reward.parts.policy
 
     assert (asyncio.run(policy_asked()) is own) == (known_by is None)
 

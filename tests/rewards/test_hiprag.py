@@ -48,7 +48,7 @@ def test_only_right_and_well_formed_trajectories_cost_a_call():
     wrong = hiprag(("Jaws", FACT), answer="George Lucas")
     out_of_form = hiprag(("Jaws", FACT), tail=" so")
     assert values(score(ours, wrong, out_of_form)) == [0.2, 0.8]
-    assert policy.prompts == [] and asked(ours.judge) == []
+    assert policy.prompts == [] and asked(ours.parts.judge) == []
 
 
 def test_each_distinct_query_is_asked_once_a_batch_and_greedily():
@@ -57,7 +57,7 @@ def test_each_distinct_query_is_asked_once_a_batch_and_greedily():
     score(ours, *batch)
     assert sorted(prompt.messages[-1].content for prompt in policy.prompts) == ["Jaws", "shark"]
     assert all(sampling.temperature == 0 for sampling in policy.samplings)
-    assert len(asked(ours.judge)) == 3, "equal steps are compared once"
+    assert len(asked(ours.parts.judge)) == 3, "equal steps are compared once"
 
 
 def test_the_policy_sees_the_query_as_quoted_text():
@@ -125,7 +125,7 @@ def test_ablations(settings, value, calls):
     """A needless search and a false step; a detector that is off finds nothing and asks nothing."""
     ours, _ = reward(known={"Jaws": FACT}, **settings)
     assert values(score(ours, hiprag(("Jaws", FACT), (None, "false")))) == [value]
-    assert len(asked(ours.judge)) == calls
+    assert len(asked(ours.parts.judge)) == calls
 
 
 def test_the_bonus_lies_between_0_and_lambda_p_on_100_000_random_trajectories():

@@ -144,9 +144,6 @@ def test_a_policy_without_log_probabilities_ends_the_run_and_is_never_scored():
 class Broken(BatchReward):
     """Fails in the way that the answer names."""
 
-    def __init__(self, settings, given):
-        super().__init__(given)
-
     async def _value(self, read, step):
         match read.trajectory.answer:
             case "nan" | "inf" as name:
