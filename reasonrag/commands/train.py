@@ -303,6 +303,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
                     parts.questions,
                     engine,
                     judge_service(judge, config.judge, PromptSet.find(config.format.prompts)),
+                    journal,
                     progress,
                     settings=planning,
                     seed=config.seed,

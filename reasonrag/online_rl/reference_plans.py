@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.errors import BackendError, Interrupted
+from reasonrag.core.errors import BackendError
 from reasonrag.core.event_loop import STALL_S
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Question, Trajectory
@@ -19,6 +19,7 @@ from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.rewards.base import queries
 from reasonrag.rewards.judge import JudgeService, ReferencePlan, propose_plan, vote_plan
 from reasonrag.rollout import Engine, derive_seed, gather_all
+from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, read_parquet, write_parquet
 from reasonrag.storage.tables import plan_schema
 
@@ -29,6 +30,7 @@ async def make_plans(
     questions: Sequence[Question],
     engine: Engine,
     judge: JudgeService,
+    journal: Journal,
     progress: Progress,
     *,
     settings: PlanSettings | None = None,
@@ -51,6 +53,7 @@ async def make_plans(
         engine: makes the trajectories, in any format; its sampling
             should not be greedy. Its LLM is a `JournaledLLM`.
         judge: the planner, on a `JournaledLLM`.
+        journal: of both; it is drained if the run shuts down.
         progress: counts finished and failed questions, and under `written` the plans,
             `no_correct_trajectory` and `no_search` (correct from memory alone).
         settings: K, and what is done if no trajectory helps.
@@ -63,14 +66,10 @@ async def make_plans(
         RunError: the journal cannot be written.
     """
     rows: dict[int, Row] = {}
-    interrupted: list[Interrupted] = []
+    models: list[Any] = [engine.llm, judge.llm]
 
     async def work(place: int, question: Question, count: Count) -> None:
-        try:
-            plan = await _plan(question, engine, judge, settings or PlanSettings(), seed)
-        except Interrupted as error:
-            interrupted.append(error)
-            raise
+        plan = await _plan(question, engine, judge, settings or PlanSettings(), seed)
         if isinstance(plan, str):
             progress.written[plan] += 1
         else:
@@ -80,7 +79,6 @@ async def make_plans(
     async def set_aside(*failure: object) -> None:
         """Leave the question without a plan: `progress` counts it."""
 
-    models: list[Any] = [engine.llm, judge.llm]
     await work_through(
         questions,
         work,
@@ -88,12 +86,11 @@ async def make_plans(
         progress,
         failed=set_aside,
         most_failed=max_failed * len(questions),
-        stopped=lambda: bool(interrupted),
         stall_s=stall_s,
     )
-    # `work_through` ends quietly when the journal is drained, and some plans would be missing.
-    if interrupted:
-        raise interrupted[0]
+    # A question that needs a call of a drained journal is neither done nor failed, and its plan would be missing.
+    if progress.done + progress.failed < len(questions):
+        journal.admit()
     return [rows[place] for place in sorted(rows)]
 
 

@@ -80,6 +80,7 @@ def planned(policy, service, tmp_path, questions=QUESTIONS[:1], k=2, *, concurre
             questions,
             engine_of(policy),
             service,
+            Journal(tmp_path / "journal.sqlite"),
             progress,
             settings=PlanSettings(candidates=k, **settings),
             max_failed=max_failed,
@@ -171,7 +172,10 @@ def test_done_again_it_pays_for_nothing_and_draining_stops_it(tmp_path):
             planner = JournaledLLM(ScriptedLLM(lambda *_: reply_with("a")), journal, kind="judge")
             settings, progress = PlanSettings(candidates=3), Progress(len(QUESTIONS), "questions")
             service = JudgeService(planner, PromptSet.find())
-            save_plans(out, asyncio.run(make_plans(QUESTIONS, engine_of(policy), service, progress, settings=settings)))
+            save_plans(
+                out,
+                asyncio.run(make_plans(QUESTIONS, engine_of(policy), service, journal, progress, settings=settings)),
+            )
             return policy.answered, planner.answered
 
     def attempt(prompt, sampling):
