@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import rich.progress
 import structlog
@@ -20,6 +20,9 @@ from rich.live import Live
 from rich.text import Text
 
 from reasonrag.core.text import duration, one_line, printable
+
+if TYPE_CHECKING:
+    from reasonrag.pipeline.work import Progress
 
 _PLAIN_EVERY_S = 10.0
 _QUIET = (
@@ -76,19 +79,10 @@ def what_to_do(causes: Mapping[str, int]) -> str:
 # --- Progress ---
 
 
-class Work(Protocol):
-    """Work that knows its progress."""
-
-    def line(self) -> str: ...
-    def failures(self) -> list[str]: ...
-    @property
-    def eta_s(self) -> float | None: ...
-
-
 class Display:
     """Shows progress and the causes of failures: live on a terminal, as plain lines every ten seconds elsewhere."""
 
-    def __init__(self, console: Console, work: Work | None = None) -> None:
+    def __init__(self, console: Console, work: Progress | None = None) -> None:
         self.console, self.work = console, work
         # transient: the line disappears at the end, when a table of results takes its place.
         self._live = Live(
@@ -186,7 +180,7 @@ class Stop:
         self.number = 0  # the signal that arrived; 0 before
 
     @contextlib.asynccontextmanager
-    async def show(self, work: Work, drain: Callable[[], None]) -> AsyncIterator[None]:
+    async def show(self, work: Progress, drain: Callable[[], None]) -> AsyncIterator[None]:
         """Show the progress of some work while the body runs, and call `drain` at the first signal."""
         loop = asyncio.get_running_loop()
         previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
