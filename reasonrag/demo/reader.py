@@ -33,12 +33,6 @@ from reasonrag.formats.base import Stage, last_tag
 from reasonrag.formats.reasonrag import ECHOES, View, read
 from reasonrag.llm.base import Sampling
 
-
-def word_set(words: str) -> frozenset[str]:
-    """Return the words of a blank-separated list, for membership only."""
-    return frozenset(words.split())
-
-
 _WORD = re.compile(r"\w+(?:['’.&-]\w+)*")
 _SENTENCE_END = re.compile(r"[.!?][\"”’')\]]*\s+(?=\S)")
 _QUOTED = re.compile(r"[\"“]([^\"“”]{1,80}[^\"“”\s])[\"”]")
@@ -47,10 +41,10 @@ _DATE = re.compile(rf"\b(?:\d{{1,2}} {_MONTH},? \d{{4}}|{_MONTH} \d{{1,2}}, \d{{
 _YEAR = re.compile(r"\b[12]\d{3}\b")
 _WORDS = json.loads(Path(__file__).with_name("reader_words.json").read_text("utf-8"))
 # Lower-case words that may stand inside of a name, as in "Lord of the Isles".
-_CONNECTORS = word_set(_WORDS["connectors"])
-_CALENDAR = word_set(_WORDS["calendar"])
+_CONNECTORS = frozenset(_WORDS["connectors"].split())
+_CALENDAR = frozenset(_WORDS["calendar"].split())
 # Words that do not tell one sentence from another; "named" and "called" are in most questions.
-_STOP_WORDS = word_set(_WORDS["stop_words"])
+_STOP_WORDS = frozenset(_WORDS["stop_words"].split())
 # Words of one relation without a common beginning: a question asks "born", a page says "birth".
 _IRREGULAR_STEMS: dict[str, str] = _WORDS["irregular_stems"]
 _SUFFIX = re.compile(r"(?:ings?|ers?|ors?|ed|es|s)$")
@@ -189,12 +183,6 @@ def _without_genitive(text: str) -> str:
 def dates(text: str) -> tuple[Span, ...]:
     """Return full dates, months with a year, and bare years of four digits, in order."""
     return tuple(Span(date[0], date.start()) for date in _DATE.finditer(text))
-
-
-def year(text: str) -> int | None:
-    """Return the first year from 1000 to 2999."""
-    first = _YEAR.search(text)
-    return int(first[0]) if first else None
 
 
 def mentions(text: str, name: str) -> bool:
@@ -336,7 +324,8 @@ class _Reader:
             return self._say("evidence", found) if found else "<evidence>None</evidence>"
         if not view.final:
             queries = self._new_queries()
-            if queries and not self._decide(self._readiness()):
+            # Answers with the probability sigmoid(readiness / temperature).
+            if queries and self._index((0.0, self._readiness()), sharpness=1.0) == 0:
                 return self._say("query", self._choose(queries))
         elif found:
             self._evidence.append(found)
@@ -357,10 +346,6 @@ class _Reader:
         # Less the best score, so that no exponential overflows.
         weights = [math.exp(sharpness * (score - top) / self._temperature) for score in scores]
         return self._random.choices(range(len(scores)), weights)[0]
-
-    def _decide(self, logit: float) -> bool:
-        """Return True with probability sigmoid(logit / temperature)."""
-        return self._index((0.0, logit), sharpness=1.0) == 1
 
     def _readiness(self) -> float:
         """Return the log-odds of answering now: covering evidence raises them, names without a search lower them."""
@@ -487,7 +472,7 @@ def spans(parsed: ParsedQuestion, pieces: Sequence[str], queries: Sequence[str])
 def _spans_of_kind(parsed: ParsedQuestion, piece: str) -> Sequence[Span]:
     if parsed.kind is Kind.DATE:
         years_only = _YEAR_ONLY.search(parsed.text)
-        return [Span(str(year(date.text)), date.start) if years_only else date for date in dates(piece)]
+        return [Span(_YEAR.findall(date.text)[0], date.start) if years_only else date for date in dates(piece)]
     return [name for name in names(piece) if stems(name.text) and not mentions(parsed.text, name.text)]
 
 

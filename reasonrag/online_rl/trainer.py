@@ -15,6 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -453,10 +454,9 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         validation = self.trainer.validation
         if validation is None:
             return
-        number, ranks = step // self.trainer.batch_steps, (args.process_index, args.world_size)
-        rows = self.trainer.run_everywhere(
-            lambda: validation.run(number, process=ranks[0], processes=ranks[1]), step=step
-        )
+        number = step // self.trainer.batch_steps
+        share = partial(validation.run, number, process=args.process_index, processes=args.world_size)
+        rows = self.trainer.run_everywhere(share, step=step)
         means = mean_metrics(gather_object(rows))
         if not means:
             return

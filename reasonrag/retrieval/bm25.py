@@ -125,7 +125,6 @@ class BM25Retriever(LocalRetriever):
             DataError: the corpus cannot be read, or has unusable rows or no words.
         """
         config = config or BM25Config()
-        Tokenizer(config)  # raises before the corpus is read
         source = open_corpus(str(corpus)) if isinstance(corpus, Path) else GivenCorpus("passages", corpus)
         plan = passages_plan(source, _STRICT)
         decides_the_index = _plan(json.dumps(plan.document(), sort_keys=True), config).document()

@@ -67,8 +67,7 @@ class RetrievalApp(App):
         self._batched = BatchedRetriever(
             retriever, window_s=0, max_batch=_MAX_BATCH, max_lookups=_BATCHES_IN_WORK, store=MemoryStore(0)
         )
-        self._top_k, self._max_queue = settings.top_k, settings.max_queue
-        self._health_timeout_s = settings.health_timeout_s
+        self.serving = settings
         self._unanswered = 0
         self._is_draining = False
         self._in_flight = 0  # requests to /retrieve
@@ -92,11 +91,11 @@ class RetrievalApp(App):
 
     async def _retrieve(self, scope: Scope, receive: Receive) -> Response:
         request = parsed(await self.body(scope, receive))
-        count, top_k = len(request.queries), request.topk or self._top_k
+        count, top_k = len(request.queries), request.topk or self.serving.top_k
         if count * top_k > MAX_PASSAGES:
             raise Refusal(413, f"{count} queries of topk {top_k}; at most {MAX_PASSAGES} passages a request")
         # An empty queue admits a request of any size: a larger one could never enter otherwise.
-        if self._unanswered and self._unanswered + count > self._max_queue:
+        if self._unanswered and self._unanswered + count > self.serving.max_queue:
             raise Refusal(503, "the queue is full")
         self._unanswered += count
         self._in_flight += 1
@@ -125,9 +124,9 @@ class RetrievalApp(App):
         if self._is_draining:
             raise Refusal(503, "draining: requests in flight are answered, new ones are not")
         try:
-            await asyncio.wait_for(self._retriever.search([_PROBE], 1), self._health_timeout_s)
+            await asyncio.wait_for(self._retriever.search([_PROBE], 1), self.serving.health_timeout_s)
         except TimeoutError:
-            raise Refusal(503, f"no answer to a query in {self._health_timeout_s:g} s") from None
+            raise Refusal(503, f"no answer to a query in {self.serving.health_timeout_s:g} s") from None
         except Exception as error:
             cause = error.cause if isinstance(error, BackendError) else type(error).__name__
             raise Refusal(503, f"a query fails ({cause})") from None
