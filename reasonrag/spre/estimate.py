@@ -93,8 +93,8 @@ def means_below(
     """
     means = list(ends)
     ends_below = [int(reward is not None) for reward in ends]
-    sums = [0.0] * len(ends)  # over a node's children: weight times mean
-    weights = [0] * len(ends)
+    # Over the children of each node: weight times mean, and weight.
+    sums, weights = [0.0] * len(ends), [0] * len(ends)
     # Children come after their parents, so going backwards a node's sums are complete when it is reached.
     for node in reversed(range(len(ends))):
         if ends[node] is None and weights[node]:
