@@ -48,9 +48,7 @@ class JournaledLLM:
         journal.at_drain.append(self.slots.drain)  # calls that were not sent yet are not in flight
         self.kind = kind
         # Totals of this process; the totals of the whole run are in the journal.
-        self.answered = 0
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
+        self.answered = self.prompt_tokens = self.completion_tokens = 0
 
     @property
     def name(self) -> str:

@@ -68,9 +68,8 @@ class RetrievalApp(App):
             retriever, window_s=0, max_batch=_MAX_BATCH, max_lookups=_BATCHES_IN_WORK, store=MemoryStore(0)
         )
         self.serving = settings
-        self._unanswered = 0
+        self._unanswered = self._in_flight = 0  # queries, and requests to /retrieve
         self._is_draining = False
-        self._in_flight = 0  # requests to /retrieve
         self.routes = {
             "/retrieve": ("POST", self._retrieve),
             "/health": ("GET", self._health),
