@@ -286,8 +286,9 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     journal_path = out.with_name(f"{out.name}.journal.sqlite")
     progress = Progress(len(parts.questions), "questions", label="reference plans")
 
-    # Every reply is in the journal, under the content of its request, before it is used. So the same
-    # command resumes after a kill, and other candidates or questions cost their new calls alone.
+    # Every reply is in the journal, under the content of its request,
+    # before it is used. So the same command resumes after a kill, and
+    # other candidates or questions cost their new calls alone.
     async def make(journal: Journal) -> list[dict[str, Any]]:
         policy = JournaledLLM(parts.policy, journal, kind="policy")
         assert parts.judge is not None  # value.kind is judge

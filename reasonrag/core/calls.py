@@ -98,14 +98,16 @@ def backoff(failures: int, first_s: float, longest_s: float) -> float:
 class Slots:
     """A bounded number of requests at one engine; the others wait, ordered by priority and arrival.
 
-    While the engine is away, one request at a time finds out whether it is back, and the others wait. It
-    is away once it has lost three requests in a row, or announces when it is back. Time is the running
-    loop's. One event loop after another may use it.
+    While the engine is away, one request at a time finds out
+    whether it is back, and the others wait. It is away once it has
+    lost three requests in a row, or announces when it is back. Time
+    is the running loop's. One event loop after another may use it.
 
-    A request that is refused (429, or 503 of an engine that works on an earlier one) keeps its slot until
-    it enters again, or is released. An engine that refuses by chance takes it soon; one that is full does
-    not, so each fifth refusal of a request closes a slot, and each third while three of four wait like
-    that. Every other reply opens one again while at most one of eight does.
+    A request that is refused (429, or 503 of an engine that works on an earlier
+    one) keeps its slot until it enters again, or is released. An engine that
+    refuses by chance takes it soon; one that is full does not, so each fifth
+    refusal of a request closes a slot, and each third while three of four wait
+    like that. Every other reply opens one again while at most one of eight does.
 
     Attributes:
         url: address of the engine; "" in this process.

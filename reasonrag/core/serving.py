@@ -183,8 +183,9 @@ class App:
 def run_app(app: App, *, about: str = "") -> int:
     """Serve until SIGTERM or Ctrl-C, then close the application.
 
-    Prints `listening on http://HOST:PORT (about)` once the server listens. The first signal lets requests
-    in flight finish, for at most `drain_s` seconds; a second signal ends the process at once.
+    Prints `listening on http://HOST:PORT (about)` once the server
+    listens. The first signal lets requests in flight finish, for at
+    most `drain_s` seconds; a second signal ends the process at once.
 
     Returns:
         The exit code: 128 plus the number of the signal.

@@ -164,10 +164,11 @@ def printable(text: str) -> str:
     return text.translate(dict.fromkeys(map(ord, hidden), "\N{REPLACEMENT CHARACTER}"))
 
 
-# Openings of structure in texts. `<` right before a letter or a mark opens the tags of formats and most
-# special tokens; `[` before `|`, `/`, or one word with an underscore or three capitals, and brackets next
-# to `~` open those of Mistral, EXAONE, GLM, Kimi, InternLM and MiniMax. `ChatTemplate` breaks the other
-# tokens that a known tokenizer declares.
+# Openings of structure in texts. `<` right before a letter or a mark
+# opens the tags of formats and most special tokens; `[` before `|`, `/`,
+# or one word with an underscore or three capitals, and brackets next to
+# `~` open those of Mistral, EXAONE, GLM, Kimi, InternLM and MiniMax.
+# `ChatTemplate` breaks the other tokens that a known tokenizer declares.
 _TAG = r"(?=[/|!?\w\uff5c<▁])"
 _BRACKET = re.compile(r"\[(?=[/|]|\w~|(?=\w{1,40}\])[^\]]*?(?:_|[A-Z]{3}))")
 OPENINGS = {"<": "‹", "[": "⁅", "]": "⁆"}  # an opening, and the character that stands for it in quoted text
@@ -283,8 +284,9 @@ def excerpt(text: str, limit: int = 300) -> str:
 def redact_data(value: T, what: str) -> T:
     """`redact` for data that a run stores: a text, or all texts and names in a row.
 
-    Log a warning once for each kind of secret found in `what`: a variable with a secret-sounding name may
-    hold ordinary text, and data should not change silently.
+    Log a warning once for each kind of secret found in
+    `what`: a variable with a secret-sounding name may hold
+    ordinary text, and data should not change silently.
     """
     redacted: Any = value
     if isinstance(value, str):

@@ -342,11 +342,12 @@ _LABELLED = re.compile(r"([A-Z][a-z0-9 ]*):(?: (.*))?", re.DOTALL)
 def process(world: Knowledge, fields: Fields) -> Verdict | None:
     """Score the steps so far in [0, 1]; a wrong verdict is uniform.
 
-    1 for a correct answer, 0 for a wrong one, and 0.2 to 0.8 for an unfinished trajectory: every needed
-    fact adds the same amount, half for the query and half for the note. Each needless step multiplies the
-    score by 0.9: a repeated or unneeded search and its note, a failed search, a malformed step; of a
-    famous entity, every step before the answer. Each wrong note of an unfinished trajectory, of a needed
-    fact or of something else than was asked for, multiplies it by 0.25. An empty note is needless.
+    1 for a correct answer, 0 for a wrong one, and 0.2 to 0.8 for an unfinished
+    trajectory: every needed fact adds the same amount, half for the query and half for
+    the note. Each needless step multiplies the score by 0.9: a repeated or unneeded
+    search and its note, a failed search, a malformed step; of a famous entity, every step
+    before the answer. Each wrong note of an unfinished trajectory, of a needed fact or of
+    something else than was asked for, multiplies it by 0.25. An empty note is needless.
     """
     question = asked_question(world, fields)
     if question is None:
@@ -409,10 +410,11 @@ _JUDGES: dict[tuple[str, ...], Callable[[Knowledge, Fields], Verdict | None]] = 
 class DemoJudge:
     """An LLM that judges questions of one demo world (all splits). A pure function of prompt and sampling.
 
-    With probability `error_rate` a verdict is replaced by a wrong one: a boolean by its opposite,
-    scores by random ones, a plan by one with a needless or a missing step or a wrong answer. The prompt
-    and the seed of the sampling (None counts as 0) decide all of it. A question of another world gets
-    an unparseable reply: a missing verdict. Temperature, `top_p` and `max_tokens` have no effect.
+    With probability `error_rate` a verdict is replaced by a wrong one: a boolean
+    by its opposite, scores by random ones, a plan by one with a needless or a
+    missing step or a wrong answer. The prompt and the seed of the sampling (None
+    counts as 0) decide all of it. A question of another world gets an unparseable
+    reply: a missing verdict. Temperature, `top_p` and `max_tokens` have no effect.
     """
 
     def __init__(self, world_seed: int = 0, *, error_rate: float = 0.0) -> None:

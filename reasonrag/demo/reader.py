@@ -268,8 +268,9 @@ _DEMONYM = re.compile(r"[^\W\d_]+(?:an|ish|ese|nch|tch|ss|eek|eli|aqi|ani)\Z")  
 class ExtractiveLLM:
     """Serves prompts of the `reasonrag` format. A pure function of the prompt and the sampling.
 
-    `temperature` and `seed` (None counts as 0) are honoured; `top_p` and `max_tokens` have no meaning
-    here, as there are no tokens. Token ids and log-probabilities are None; token counts are words.
+    `temperature` and `seed` (None counts as 0) are honoured; `top_p`
+    and `max_tokens` have no meaning here, as there are no tokens.
+    Token ids and log-probabilities are None; token counts are words.
     """
 
     name = "extractive"

@@ -91,11 +91,12 @@ def derive_pairs(
 ) -> Iterator[Row]:
     """Yield preferences between two decisions of a state, as rows of `tables.pair_schema`.
 
-    No two pairs contradict each other, as steps of one state that do the same are one decision with one reward
-    (`decisions_of`). Both sides of a pair have a reward (a branch without a final answer has none), and the rewards
-    differ by at least `rules.min_margin`. The higher one is chosen; a step that could not be parsed is never chosen. A
-    preference that occurs again in another tree is kept once. One that another tree reverses, as the same
-    question with other golden answers may, is left out.
+    No two pairs contradict each other, as steps of one state that do the same are one
+    decision with one reward (`decisions_of`). Both sides of a pair have a reward (a
+    branch without a final answer has none), and the rewards differ by at least
+    `rules.min_margin`. The higher one is chosen; a step that could not be parsed is never
+    chosen. A preference that occurs again in another tree is kept once. One that another
+    tree reverses, as the same question with other golden answers may, is left out.
 
     Args:
         nodes: rows of `tables.tree_schema`, the nodes of a question together and by id.
@@ -148,11 +149,12 @@ def derive_trajectory_pairs(
     """Yield rows of `tables.trajectory_pair_schema`: the best trajectory against the worst, the next best against
     the next worst, and so on.
 
-    The policy gets a new prompt at every step, so a trajectory is several prompts with a step each, and its
-    log-probability is the sum over its steps. Steps that both share are left out, as they cancel. Each distinct
-    trajectory is in one pair at most, so that a question with many does not outweigh the others. A trajectory with a
-    step that could not be parsed is never chosen. Pairs that other trees repeat or reverse are left out, as in
-    `derive_pairs`.
+    The policy gets a new prompt at every step, so a trajectory is several
+    prompts with a step each, and its log-probability is the sum over its steps.
+    Steps that both share are left out, as they cancel. Each distinct trajectory
+    is in one pair at most, so that a question with many does not outweigh the
+    others. A trajectory with a step that could not be parsed is never chosen.
+    Pairs that other trees repeat or reverse are left out, as in `derive_pairs`.
 
     The arguments are those of `derive_pairs`; `min_margin` is the smallest difference of F1, in [0, 1].
     """

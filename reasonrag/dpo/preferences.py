@@ -135,9 +135,10 @@ class Target:
 class CheckedRow:
     """A checked row: `place` names it in messages, `types` are the actions of chosen and rejected, "" if unknown.
 
-    `margin` is the difference of the rewards, None if unknown. `depth` counts the steps before the
-    decision. `group` is data set and question; rows without a question id are grouped by their prompt.
-    `confidence` is the probability that the order is right, None if unknown.
+    `margin` is the difference of the rewards, None if unknown. `depth`
+    counts the steps before the decision. `group` is data set and question;
+    rows without a question id are grouped by their prompt. `confidence` is
+    the probability that the order is right, None if unknown.
     """
 
     place: str

@@ -103,9 +103,10 @@ def tokenise(
 ) -> TokenPairs:
     """Check and tokenise preferences; leave out, whole, pairs that are too long.
 
-    A split by question in the source is kept, and none is made up: without one every pair is for
-    training. `settings.limit` samples so many questions of each split by `settings.seed`. `context` is
-    that of the policy in tokens, if it is known. `log` receives counts and lengths before a refusal.
+    A split by question in the source is kept, and none is made up: without one
+    every pair is for training. `settings.limit` samples so many questions of
+    each split by `settings.seed`. `context` is that of the policy in tokens,
+    if it is known. `log` receives counts and lengths before a refusal.
 
     Raises:
         DataError: a question is in both splits, or too many pairs are too long.
@@ -218,8 +219,9 @@ class _Encoder:
         prompt_ids = self._prompt_ids.get(step.prompt)
         if prompt_ids is None:
             prompt_ids = self._prompt_ids[step.prompt] = self._prompt(place, step.prompt)
-        # A template writes its special tokens into the text, and nothing else may: a step was decoded
-        # without special tokens, so one that is spelled out in it was written in ordinary tokens.
+        # A template writes its special tokens into the text, and nothing
+        # else may: a step was decoded without special tokens, so one
+        # that is spelled out in it was written in ordinary tokens.
         text = valid_unicode(step.text)
         by_text = self._ids(text, add_special_tokens=False, split_special_tokens=True)
         if step.end == "turn":

@@ -76,8 +76,9 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
         if rows is None:  # the folder holds the finished run
             return run
 
-        # With adapters the reference is the model below them; otherwise it is a frozen copy. It is loaded
-        # here, as TRL would load the model's newest revision, whatever revision the settings name.
+        # With adapters the reference is the model below them; otherwise
+        # it is a frozen copy. It is loaded here, as TRL would load the
+        # model's newest revision, whatever revision the settings name.
         is_frozen = settings.reference == "frozen" or (settings.reference == "auto" and settings.method == "full")
         reference = load_weights(run.source, settings) if is_frozen else None
         if settings.reference_model is not None:
@@ -129,10 +130,11 @@ def train_sft(settings: SFTSettings, out: Path | None, *, log: Log = print) -> T
 def pair_rows(pairs: TokenPairs, *, with_lengths: bool = True, smooth: bool = False) -> dict[str, TokenRows]:
     """Return token rows by split, if `smooth` with the `confidence` of each pair, 1 where it is unknown.
 
-    A pair of single steps after one prompt has TRL's `prompt_ids`, `chosen_ids` and `rejected_ids`. If
-    any pair is of another shape, or `smooth`, all have `chosen_prompts`, `chosen_completions`, `rejected_prompts` and
-    `rejected_completions`, each a list with an entry for every step. `length` lets the trainer put pairs
-    of like length into one forward pass.
+    A pair of single steps after one prompt has TRL's `prompt_ids`, `chosen_ids`
+    and `rejected_ids`. If any pair is of another shape, or `smooth`, all have
+    `chosen_prompts`, `chosen_completions`, `rejected_prompts` and
+    `rejected_completions`, each a list with an entry for every step. `length`
+    lets the trainer put pairs of like length into one forward pass.
     """
     as_steps = not smooth and all(_is_one_step(pair) for pair in (*pairs.train, *pairs.test))
     rows_by_split: dict[str, TokenRows] = {}
@@ -177,10 +179,11 @@ def step_rows(pairs: TokenPairs) -> dict[str, TokenRows]:
 class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
     """TRL's DPOTrainer on rows of token ids, as `pair_rows` returns them; rows of text are prepared by TRL.
 
-    On pairs of single steps the loss is TRL's own, of any type. On pairs of trajectories it is the sigmoid loss
-    (arXiv:2305.18290, eq. 7), alone or with "sft", and the log-probability of a side is the sum over its steps,
-    each in its own prompt. With a column `confidence`, c, the sigmoid loss of a pair is c times its own and 1 - c
-    times that of its reverse (cDPO; arXiv:2405.00451 has visits).
+    On pairs of single steps the loss is TRL's own, of any type. On pairs of
+    trajectories it is the sigmoid loss (arXiv:2305.18290, eq. 7), alone or with
+    "sft", and the log-probability of a side is the sum over its steps, each in its
+    own prompt. With a column `confidence`, c, the sigmoid loss of a pair is c times
+    its own and 1 - c times that of its reverse (cDPO; arXiv:2405.00451 has visits).
 
     Raises:
         ConfigError: pairs of trajectories, and a TRL option that their loss does not support.
@@ -269,7 +272,8 @@ class StepSFTTrainer(GuardedTrainer, SFTTrainer):  # type: ignore[misc]
 def collate_segments(examples: Sequence[Mapping[str, Any]], *, pad_token_id: int) -> dict[str, Any]:
     """Collate pairs of trajectories: every step is a sequence `[R, T]`, padded on the right, chosen sides first.
 
-    `row_index` `[R]` names the sum that a sequence belongs to: the number of its pair on the chosen side,
+    `row_index` `[R]` names the sum that a sequence
+    belongs to: the number of its pair on the chosen side,
     and that plus the number of pairs on the rejected one.
     """
     # First, because the evaluation loop weighs a batch by the length of its first tensor.

@@ -106,8 +106,9 @@ class Examiner:
     async def examine(self, trajectory: Trajectory, reading: Reading, counts: Counter[str]) -> Verdicts:
         """Return the verdicts on a finished attempt, given also as its format reads it.
 
-        If the judge or the policy fails, a verdict is unknown; the attempt's other scores do not change.
-        `counts` are incremented by name: `answer.asked`, `answer.unknown`, `answer.CAUSE`; `over.*` and
+        If the judge or the policy fails, a verdict is unknown; the
+        attempt's other scores do not change. `counts` are incremented by
+        name: `answer.asked`, `answer.unknown`, `answer.CAUSE`; `over.*` and
         `under.*` as `rewards.hiprag.detect` counts them; `regenerated`.
         """
         lasj = None

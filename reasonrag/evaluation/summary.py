@@ -31,8 +31,9 @@ UNNAMED = "other"  # kind of the questions that have none, if others have one
 class Setting:
     """One point of a sweep: temperature, step limit, passages per search, and the candidates to choose from.
 
-    `choice` is the part of the name for them: candidates for each step, and the rule that keeps one of
-    the attempts. `max_searches` None leaves the searches to the step limit.
+    `choice` is the part of the name for them: candidates for
+    each step, and the rule that keeps one of the attempts.
+    `max_searches` None leaves the searches to the step limit.
     """
 
     temperature: float
@@ -92,8 +93,9 @@ class PolicyResult:
 def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *, rules: Rules) -> Metrics:
     """Return the contents of `metrics.json` for at least one policy; the first is the baseline.
 
-    Settings of two policies are paired by their position in the sweep, so policies that differ in their
-    own settings (such as another top-k) can be compared; `baseline_setting` names the baseline's.
+    Settings of two policies are paired by their position in the sweep,
+    so policies that differ in their own settings (such as another
+    top-k) can be compared; `baseline_setting` names the baseline's.
 
     Returns:
         The metrics of the first policy at its first setting; under `policies` the metrics of all policies
@@ -237,9 +239,10 @@ def _counts(outcome: Outcome) -> Metrics:
 def _judged(metrics: Sequence[str], outcome: Outcome) -> Metrics:
     """Count the known and unknown verdicts of each metric, and the failures among the unknown, by cause.
 
-    Verdicts are about answers (a missing answer is wrong and costs no call), searches, and steps without
-    a search. A step without a statement is unknown, but not a failure. `regenerated` counts the queries
-    that the policy had to answer without a search.
+    Verdicts are about answers (a missing answer is wrong and costs
+    no call), searches, and steps without a search. A step without
+    a statement is unknown, but not a failure. `regenerated` counts
+    the queries that the policy had to answer without a search.
     """
     counts: Metrics = {}
     for metric in metrics:

@@ -93,8 +93,9 @@ class StepScorer(Protocol):
 def restore_stop(text: str, stop: tuple[str, ...], prefix: str = "") -> str:
     """Append the closing tag at which a server stopped.
 
-    OpenAI-compatible servers drop the stop string and rarely report which one it was. If `prefix + text`
-    ends inside `<x>` and `</x>` is a stop string, that one is appended (likewise `<|begin|>` and
+    OpenAI-compatible servers drop the stop string and rarely report
+    which one it was. If `prefix + text` ends inside `<x>` and `</x>`
+    is a stop string, that one is appended (likewise `<|begin|>` and
     `<|end|>`, `[` and `]`); otherwise `text` is returned as it is.
 
     >>> restore_stop("So the next query is <query>Jaws", ("</query>", "</answer>"))

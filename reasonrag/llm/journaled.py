@@ -27,9 +27,10 @@ class JournaledLLM:
     have two seeds and stay two samples. A greedy policy draws no sample and gets one request. A judge's
     seed counts: each retry has its own.
 
-    Secrets in a reply are replaced before it is stored or used, so that a resumed run reads the same
-    text. The policy of online training does not pass through here, as it is trained on its tokens as
-    sampled; its secrets are replaced when rollouts are written (`online_rl.collector`).
+    Secrets in a reply are replaced before it is stored or used, so that a
+    resumed run reads the same text. The policy of online training does not
+    pass through here, as it is trained on its tokens as sampled; its
+    secrets are replaced when rollouts are written (`online_rl.collector`).
 
     A completion has the values that are stored, so that a resumed run goes on from the same ones:
     log-probabilities in single precision, and no ids of the prompt, which are the most of what vLLM

@@ -357,8 +357,9 @@ def sampled_completion(
 ) -> Completion:
     """Build the completion of sampled ids.
 
-    The token that completes a stop string may hold more characters: the ids keep it whole, the text ends
-    at the string. `model` is what sampled them, for the error.
+    The token that completes a stop string may hold more
+    characters: the ids keep it whole, the text ends at the
+    string. `model` is what sampled them, for the error.
 
     Raises:
         RunError: a log-probability is NaN or infinite, so that nothing the model writes means anything.
@@ -391,8 +392,9 @@ def end_token_ids(model: Any, chat: ChatTemplate) -> frozenset[int]:
 def load_model(path_or_name: str, config: ModelConfig) -> Any:
     """Return a causal language model of a folder or a Hub name in evaluation mode.
 
-    `config` has device, dtype, revision and whether code that comes with the model is run. Without a
-    device it is a GPU if there is one, else the CPU; without a dtype that of the files.
+    `config` has device, dtype, revision and whether code that
+    comes with the model is run. Without a device it is a GPU if
+    there is one, else the CPU; without a dtype that of the files.
 
     Raises:
         ConfigError: the model cannot be loaded.

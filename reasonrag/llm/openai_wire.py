@@ -14,8 +14,9 @@ from reasonrag.core.types import Completion, FinishReason, Message, Prompt, as_f
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
 from reasonrag.llm.chat_template import chat_with_tools
 
-# For parameters that a request omits, vLLM takes the defaults in the model's generation_config.json
-# (top_k 20, repetition_penalty 1.05, ...): the samples would come from a different distribution.
+# For parameters that a request omits, vLLM takes the defaults in
+# the model's generation_config.json (top_k 20, repetition_penalty
+# 1.05, ...): the samples would come from a different distribution.
 _VLLM_EXTRAS: Mapping[str, Any] = {
     "return_token_ids": True,
     "include_stop_str_in_output": True,
@@ -62,8 +63,9 @@ class ServedModel:
 class Wire:
     """The wire format of one server; the fields are those of `ServerLLM`. Without `encode`, it is the chat endpoint.
 
-    A reply is refused if its text cannot be used. Token ids that the model cannot have, log-probabilities
-    above 0 or not finite, and counts that cannot be are set aside: the completion has none.
+    A reply is refused if its text cannot be used. Token ids that the
+    model cannot have, log-probabilities above 0 or not finite, and
+    counts that cannot be are set aside: the completion has none.
     """
 
     model: str
@@ -132,8 +134,9 @@ class Wire:
     def completion(self, payload: bytes, prompt: Prompt, sampling: Sampling, sent: object = None) -> Completion:
         """Parse the first completion of a reply.
 
-        Its tokens are counted by its ids, or, if the server reports no ids, by its usage. `sent` is the
-        field `prompt` of the request; ids in it are the prompt's ids, even if the server reports none.
+        Its tokens are counted by its ids, or, if the server reports no
+        ids, by its usage. `sent` is the field `prompt` of the request;
+        ids in it are the prompt's ids, even if the server reports none.
 
         Raises:
             BadReply: the reply is not JSON, has no choices, or

@@ -128,7 +128,8 @@ class ServerLLM:
             first_wait_s=backoff_s,
         )
         self.slots = self._addresses.slots
-        # A long prompt takes a millisecond to encode, mostly without the interpreter's lock; a tokenizer
+        # A long prompt takes a millisecond to encode,
+        # mostly without the interpreter's lock; a tokenizer
         # that is asked from two threads at a time may fail.
         self._encoder = Worker(f"the tokenizer of {self.name}") if self._wire.encode else None
         self._open: aiohttp.ClientSession | None = None

@@ -52,8 +52,9 @@ class VLLMServerSync:
     the old weights would belong to no policy. If the transfer or the reset
     fails, the server stays paused, and the next successful push resumes.
 
-    Of several processes (`torch.distributed`), rank 0 pushes. The others iterate over the tensors too, as
-    gathering a sharded tensor needs all of them, and raise if rank 0 fails.
+    Of several processes (`torch.distributed`), rank 0 pushes.
+    The others iterate over the tensors too, as gathering a
+    sharded tensor needs all of them, and raise if rank 0 fails.
     """
 
     def __init__(
@@ -212,8 +213,9 @@ def _connected(root: str) -> Any:
 def send_chunks(client: Any, named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> None:
     """Send one weight update with `client` (TRL's `VLLMClient`), in chunks of at most `chunk_bytes` or one tensor.
 
-    The tensors of a chunk are computed before the workers start to receive it: an iterator that failed
-    during a broadcast would leave the workers waiting forever.
+    The tensors of a chunk are computed before the workers
+    start to receive it: an iterator that failed during a
+    broadcast would leave the workers waiting forever.
     """
     # The server prepares its weights once for all chunks, and finishes them once.
     with client.weight_update():

@@ -38,9 +38,10 @@ class Origin(StrEnum):
 class Node:
     """A state: the trajectory up to here and the statistics of the search. The only mutable domain type.
 
-    `visits` is N(s) of Eq. 7. `value_sum / valued` is Q(s); `valued` counts the visits that had a value
-    to back up, fewer than `visits` if the judge could not be parsed, a rollout ended without an answer,
-    or the visit is still in flight. `expected` counts the children in flight.
+    `visits` is N(s) of Eq. 7. `value_sum / valued` is Q(s); `valued`
+    counts the visits that had a value to back up, fewer than `visits` if
+    the judge could not be parsed, a rollout ended without an answer, or
+    the visit is still in flight. `expected` counts the children in flight.
     """
 
     id: int
@@ -191,18 +192,20 @@ class TreeSearch:
     in which they began, and an iteration that finds no place waits for the next of them, so
     that the tree does not depend on time. 0 is the search of the paper.
 
-    `max_calls`: no iteration begins once the tree has cost so many calls. These are its nodes except the
-    root (each is a step of the policy, once for each candidate, also in rollouts) and its judge's
-    verdicts, a retried one counted once; replies from a journal count like new ones. An iteration in
-    flight counts as the mean of those before it, and iterations that have begun are completed: with a
-    judge a tree costs at most `max_calls + 1 + 2 * lag`, with k rollouts of at most T steps `max_calls +
-    (k * (T - 1) + 1) * (lag + 1) - 1`.
+    `max_calls`: no iteration begins once the tree has cost so many calls. These
+    are its nodes except the root (each is a step of the policy, once for each
+    candidate, also in rollouts) and its judge's verdicts, a retried one counted
+    once; replies from a journal count like new ones. An iteration in flight
+    counts as the mean of those before it, and iterations that have begun are
+    completed: with a judge a tree costs at most `max_calls + 1 + 2 * lag`, with k
+    rollouts of at most T steps `max_calls + (k * (T - 1) + 1) * (lag + 1) - 1`.
 
     `rollouts`: the origin of the steps that the evaluator returns; they are children like any other, unless it is
     `Origin.COMPLETION`.
 
-    `recorded`: finished trajectories to begin a question's tree with. Each of their steps is branched, up
-    to `max_children`, before the search goes its own way; they cost no call.
+    `recorded`: finished trajectories to begin a question's tree
+    with. Each of their steps is branched, up to `max_children`,
+    before the search goes its own way; they cost no call.
 
     `rejudge_terminal`: value a terminal node again at each visit and use the
     whole budget, as the published builder does. By default a terminal node
@@ -257,16 +260,18 @@ class TreeSearch:
                 if selected is None:
                     break  # nothing is left to expand, or the calls are spent
 
-                # Expand it by a step of the policy and value the new node, in a task. A terminal node
-                # keeps its value. Trees with the fewest completed iterations come first, or the last ones
-                # would end long after others.
+                # Expand it by a step of the policy and value the new
+                # node, in a task. A terminal node keeps its value.
+                # Trees with the fewest completed iterations come
+                # first, or the last ones would end long after others.
                 caller.set(Caller(f"{question.dataset}/{question.id}", completed))
                 task = None
                 expands = self._has_room(selected)
                 if expands:
                     place = len(selected.children) + selected.expected
-                    # The least id that the child can get. No other child in flight below `selected` has
-                    # the same one, and without a lag it is the id.
+                    # The least id that the child can get. No other
+                    # child in flight below `selected` has the same
+                    # one, and without a lag it is the id.
                     child = len(tree.nodes) + sum(iteration.expands for iteration in in_flight)
                     seeds = seed("expand", selected.id, place), seed("evaluate", child, 0)
                     task = asyncio.create_task(self._expand(selected.trajectory, *seeds))

@@ -379,8 +379,9 @@ def mean_metrics(rows: Sequence[Metrics]) -> dict[str, float]:
 def batch_metrics(batch: Batch, format: Format) -> dict[str, float]:
     """Return means over a batch, by name.
 
-    `rollout/reward` and `reward/PART` are means over the trajectories that have them, `rollout/...` over
-    the trajectories that did not fail; `unscored/CAUSE` counts the trajectories without a reward.
+    `rollout/reward` and `reward/PART` are means over the trajectories
+    that have them, `rollout/...` over the trajectories that did not
+    fail; `unscored/CAUSE` counts the trajectories without a reward.
     """
     samples = batch.samples
     metrics = mean_metrics([_sample_metrics(sample, format) for sample in samples])

@@ -40,13 +40,15 @@ async def make_plans(
 ) -> list[Row]:
     """Make a reference plan for each question, and return the rows of the plans (`tables.plan_schema`).
 
-    As in eq. 5 of Search-P1 (sec. 3.2.1): K trajectories per question, of which the correct ones are
-    kept; the planner sees their plans and searches, and votes for the fewest steps. Algorithm 1 and App.
-    D.2 describe another way, a plan from the golden answer without any trajectory: `settings.show_answer`
-    takes it where no trajectory helps.
+    As in eq. 5 of Search-P1 (sec. 3.2.1): K trajectories per question, of
+    which the correct ones are kept; the planner sees their plans and
+    searches, and votes for the fewest steps. Algorithm 1 and App. D.2
+    describe another way, a plan from the golden answer without any
+    trajectory: `settings.show_answer` takes it where no trajectory helps.
 
-    A plan depends on the replies of policy, retriever and planner alone: after a kill, the same call with
-    the same journal resumes, pays for nothing twice, and returns the same.
+    A plan depends on the replies of policy, retriever and planner
+    alone: after a kill, the same call with the same journal
+    resumes, pays for nothing twice, and returns the same.
 
     Args:
         questions: with ids that are unique in their data set.

@@ -62,8 +62,9 @@ class Transcript:
 def transcripts(trajectory: Trajectory, chat: ChatTemplate) -> tuple[Transcript, ...]:
     """Return the tokens of a trajectory: one transcript for each run of steps whose prompts extend each other.
 
-    Each sampled token stands in exactly one row, after exactly the tokens that the policy read. Rows
-    without sampled tokens are left out. Raise ValueError if a backend did not report token ids.
+    Each sampled token stands in exactly one row, after exactly the
+    tokens that the policy read. Rows without sampled tokens are left
+    out. Raise ValueError if a backend did not report token ids.
     """
     runs: list[list[Step]] = []
     open_turn: tuple[Span, ...] = ()  # up to the end of the last step
@@ -296,12 +297,14 @@ def training_rows(
 def owners(group: Group, sample: Sample, row: Transcript, credit: Credit) -> list[int]:
     """Return the numbers, in the group, of the trajectories whose mean advantage a row gets.
 
-    With credit `step`, these are the trajectories that take the sample's steps up to the end of the row,
-    word for word, itself included. The mean of their rewards is SPRE of the last of these steps
-    (arXiv:2505.14069, eq. 1): the siblings that reach the same state are its k rollouts, so a value costs
-    no call. GiGPO (arXiv:2505.10978) also groups repeated states, and compares the steps of such a group
-    with each other; here every step is compared with the whole group of the question, so a step that no
-    sibling takes has its trajectory's advantage, and not 0. Trajectories without a reward are left out.
+    With credit `step`, these are the trajectories that take the sample's steps up
+    to the end of the row, word for word, itself included. The mean of their
+    rewards is SPRE of the last of these steps (arXiv:2505.14069, eq. 1): the
+    siblings that reach the same state are its k rollouts, so a value costs no
+    call. GiGPO (arXiv:2505.10978) also groups repeated states, and compares the
+    steps of such a group with each other; here every step is compared with the
+    whole group of the question, so a step that no sibling takes has its
+    trajectory's advantage, and not 0. Trajectories without a reward are left out.
     """
     words = _words(sample, row.steps)
     if credit == "trajectory" or words is None:
@@ -350,8 +353,9 @@ def over_tokens(
 def token_rewards(sample: Sample, trained: Sequence[bool]) -> list[tuple[float, ...]]:
     """Return `[T]` of each row: a step's reward at its last token, the trajectory's at the last one that is trained on.
 
-    Search-R1 and verl place them there (`apply_kl_penalty` and the reward managers of verl, on which
-    HiPRAG's script runs). Rows that are not trained on have ().
+    Search-R1 and verl place them there (`apply_kl_penalty`
+    and the reward managers of verl, on which HiPRAG's
+    script runs). Rows that are not trained on have ().
     """
     steps = [reward or 0.0 for reward in sample.score.steps]
     rewards: list[tuple[float, ...]] = [()] * len(trained)

@@ -192,8 +192,9 @@ def open_task_reward(
 ) -> Reward:
     """Return the reward with its judge, encoder and plans; `opened` closes them.
 
-    The `policy` answers HiPRAG's queries without a search, unless another model does; `decode` is its tokenizer's, if
-    it reports log-probs. The `journal` keeps the judge's paid calls, so that a restart does not pay for them again.
+    The `policy` answers HiPRAG's queries without a search, unless another model
+    does; `decode` is its tokenizer's, if it reports log-probs. The `journal`
+    keeps the judge's paid calls, so that a restart does not pay for them again.
     """
     reward, needs = settings.reward, task.needs
     if reward.hiprag.known_by and "policy" in needs:

@@ -164,8 +164,9 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         return results[0]
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # A run resumes with a new batch, so it is neither stopped nor saved in the middle of one. A
-        # signal or a collapse is noticed again after the next step.
+        # A run resumes with a new batch, so it is neither
+        # stopped nor saved in the middle of one. A signal or
+        # a collapse is noticed again after the next step.
         if self.state.global_step % self.batch_steps and self.state.global_step < self.state.max_steps:
             self.control.should_training_stop = self.control.should_save = False
         super()._maybe_log_save_evaluate(*args, **kwargs)
@@ -173,8 +174,9 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Return TRL's tensors of a new batch with the advantage of each row, or of each token.
 
-        TRL makes the batch (`_rollout`), scores its tokens with the old and the reference policy, and
-        computes the advantages of GRPO: (reward - mean of the group) / deviation.
+        TRL makes the batch (`_rollout`), scores its tokens with the
+        old and the reference policy, and computes the advantages of
+        GRPO: (reward - mean of the group) / deviation.
         """
         by_token = self.settings.by_token
         if by_token:
@@ -256,9 +258,10 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     def weigh(self, tensors: dict[str, Any], *, scored: int) -> dict[str, Any]:
         """Return TRL's batch with an advantage for each of its `[R]` rows, and with weights of tokens as its mask.
 
-        The rows of a trajectory share its weight of 1, so a trajectory with more steps does not count
-        more. The loss treats a row as it treats a trajectory of one row: `grpo` averages its tokens,
-        `dapo` and `bnpo` give each of its tokens the same weight, `dr_grpo` divides by a constant.
+        The rows of a trajectory share its weight of 1, so a trajectory with more
+        steps does not count more. The loss treats a row as it treats a
+        trajectory of one row: `grpo` averages its tokens, `dapo` and `bnpo` give
+        each of its tokens the same weight, `dr_grpo` divides by a constant.
 
         Args:
             tensors: its `advantages` are `[N]`, one per trajectory

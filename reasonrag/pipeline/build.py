@@ -41,8 +41,9 @@ from reasonrag.storage.questions import cut
 from reasonrag.storage.tables import tree_schema
 
 _WRITTEN = 60  # tokens of a step, as most formats and models write them
-# Outside of these confidences fresh rollouts seldom change what becomes of a pair: for 2,129 pairs on
-# real questions they cost a sixth more, and not one pair in a hundred more was kept or right.
+# Outside of these confidences fresh rollouts seldom change what
+# becomes of a pair: for 2,129 pairs on real questions they cost a
+# sixth more, and not one pair in a hundred more was kept or right.
 _HOPELESS, _SURE = 0.55, 0.9
 _PASSAGE_CHARS = 600  # a passage of 100 words, as Wikipedia is cut
 
@@ -100,8 +101,9 @@ def build_trees(
             async with contextlib.aclosing(build.parts):
                 await check(build.parts, begun=run.begun, wait_s=config.run.wait_s)
                 async with show(build) if show else contextlib.nullcontext():
-                    # As many questions at once as keep the engines busy, never in lockstep. A finished
-                    # tree is in the journal; a question that fails is retried by the next run.
+                    # As many questions at once as keep the engines busy,
+                    # never in lockstep. A finished tree is in the journal;
+                    # a question that fails is retried by the next run.
                     run.bind()
                     try:
                         await work_through(
@@ -176,8 +178,9 @@ class Build:
     async def confirm(self, tree: Tree) -> None:
         """Make fresh rollouts below both sides of each pair that is in doubt, `pairs.confirm` of each.
 
-        The search went on where it looked good, so the higher of two rewards is often too high. Where answering is
-        compared with searching, as many answers are demanded instead. `search.max_calls` holds here too.
+        The search went on where it looked good, so the higher of two rewards
+        is often too high. Where answering is compared with searching, as
+        many answers are demanded instead. `search.max_calls` holds here too.
         """
         count = self.config.fresh_rollouts
         starts = self._to_confirm(tree) if count else []

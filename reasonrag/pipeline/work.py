@@ -27,10 +27,11 @@ from reasonrag.rollout import gather_all
 
 log = structlog.get_logger()
 
-# Three times as many requests wait at an engine as are in flight. With fewer, the trees that begin last
-# have no time to catch up, and the slots empty at the end: 1,000 questions kept 256 slots busy for .93 of
-# the time with as many, .95 with twice as many, .99 with three times as many (benchmarks/utilisation.py).
-# With more, more trees would be in memory, and their prefixes in the engine's cache.
+# Three times as many requests wait at an engine as are in flight. With fewer, the
+# trees that begin last have no time to catch up, and the slots empty at the end:
+# 1,000 questions kept 256 slots busy for .93 of the time with as many, .95 with
+# twice as many, .99 with three times as many (benchmarks/utilisation.py). With
+# more, more trees would be in memory, and their prefixes in the engine's cache.
 _QUEUE = 3.0
 _ITEMS_PER_SLOT = 3  # questions that search, or wait for the other engine, hold no slot
 _TURNS = 6  # of the event loop, until a new question has asked for its first slots
@@ -53,8 +54,9 @@ async def work_through(
 ) -> None:
     """Work on all questions, and begin each as soon as every engine has room for it.
 
-    How many are in work follows from their requests: a tree has few in flight at its root and more below.
-    A question that fails is set aside with its cause; an interrupted one is neither done nor failed.
+    How many are in work follows from their requests: a tree has few in
+    flight at its root and more below. A question that fails is set
+    aside with its cause; an interrupted one is neither done nor failed.
 
     Args:
         questions: in the order in which they begin.

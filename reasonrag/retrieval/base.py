@@ -57,8 +57,9 @@ class Retriever(Protocol):
 class LocalRetriever(ABC):
     """Searches an index in this process, in one thread: one call after another, so that the event loop is free."""
 
-    # Queries times passages of the largest search that the event loop waits for, because handing it to
-    # the thread would take longer. Such a search may run while the thread works on another one.
+    # Queries times passages of the largest search that the event loop
+    # waits for, because handing it to the thread would take longer.
+    # Such a search may run while the thread works on another one.
     _at_once = 0
 
     def __init__(self, passages: PassageStore, *, identity: Any) -> None:

@@ -149,8 +149,9 @@ class BM25Retriever(LocalRetriever):
             return ()
         starts, ends = self._starts[tokens].tolist(), self._starts[np.add(tokens, 1)].tolist()
         spans = list(map(slice, starts, ends))
-        # The sum of bm25s, without its copies. Its numba backend is not faster, and costs 200 MB of
-        # libraries and 8 s of compiling in each process: benchmarks/retrieval.py.
+        # The sum of bm25s, without its copies. Its numba backend
+        # is not faster, and costs 200 MB of libraries and 8 s of
+        # compiling in each process: benchmarks/retrieval.py.
         scores = np.zeros(len(self._passages), dtype=np.float32)
         for span in spans:
             np.add.at(scores, self._rows[span], self._data[span])
@@ -187,9 +188,10 @@ def build_bm25(
 ) -> Manifest:
     """Build the part `bm25` if it is missing or damaged. A killed build resumes.
 
-    The index has the part `passages`; the caller holds its lock. `max_bytes` is the memory for the scores
-    that are merged together; those of one word are never divided. `chunk` passages are cut into words at
-    a time, fewer if they are long; it decides the order of the words in the files, and no score.
+    The index has the part `passages`; the caller holds its lock. `max_bytes` is
+    the memory for the scores that are merged together; those of one word are
+    never divided. `chunk` passages are cut into words at a time, fewer if they
+    are long; it decides the order of the words in the files, and no score.
 
     Raises:
         ConfigError: the stemmer or the list of stop-words is unknown.

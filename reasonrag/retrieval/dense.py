@@ -163,8 +163,9 @@ def _shard(number: int) -> str:
 class VectorSettings:
     """How vectors are indexed and searched; 0 or "" if a kind does not use the value.
 
-    The kind flat compares with every vector; ivf-sq8 and ivf-pq look into the nearest clusters, at
-    vectors rounded to one byte per dimension, or for ivf-pq per 8 dimensions.
+    The kind flat compares with every vector; ivf-sq8 and
+    ivf-pq look into the nearest clusters, at vectors rounded
+    to one byte per dimension, or for ivf-pq per 8 dimensions.
     """
 
     kind: str
@@ -290,8 +291,9 @@ def build_vectors(
 ) -> Manifest | None:
     """Build the part `vectors` over the embeddings, or remove it if search is exact.
 
-    The index has the part `embeddings`; the caller holds its lock. A killed build resumes after the last
-    block. The effort of a search is tuned with `[n, dims]` queries.
+    The index has the part `embeddings`; the caller holds its
+    lock. A killed build resumes after the last block. The
+    effort of a search is tuned with `[n, dims]` queries.
 
     Returns:
         The manifest of the part; None if search is exact.
@@ -435,8 +437,9 @@ def _read_index(folder: Path) -> Any:
     faiss = load_faiss()
     path = str(folder / _INDEX)
     try:
-        # IO_FLAG_ONDISK_SAME_DIR would do the same, but prints a line to standard output. IO_FLAG_MMAP
-        # leaves such lists unmapped, and the first search then crashes the process.
+        # IO_FLAG_ONDISK_SAME_DIR would do the same, but prints a
+        # line to standard output. IO_FLAG_MMAP leaves such lists
+        # unmapped, and the first search then crashes the process.
         index = faiss.read_index(path, faiss.IO_FLAG_SKIP_IVF_DATA | faiss.IO_FLAG_READ_ONLY)
         lists = faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists)
         lists.filename = str(folder / _LISTS)
@@ -452,8 +455,9 @@ def _read_index(folder: Path) -> Any:
 class DenseRetriever(LocalRetriever):
     """Finds the passages with the vectors closest to the query's, by cosine; equal ones in the order of the corpus.
 
-    The other queries of a batch can change the last digit of a query's vector, and so its ranking if two
-    passages are that close to each other. In half precision this happens more often.
+    The other queries of a batch can change the last digit of a
+    query's vector, and so its ranking if two passages are that
+    close to each other. In half precision this happens more often.
     """
 
     def __init__(

@@ -94,8 +94,9 @@ def find_files(name_or_path: str, *, revision: str | None = None) -> ModelFiles:
 class TextEncoder:
     """A sentence-transformers model: a query is close to the passages that answer it. Called from one thread at a time.
 
-    All vectors are scaled to length 1. A model trained for inner products of vectors of any length
-    (Contriever, DPR, `*-dot-*`) therefore finds less than it could.
+    All vectors are scaled to length 1. A model trained for
+    inner products of vectors of any length (Contriever,
+    DPR, `*-dot-*`) therefore finds less than it could.
 
     Attributes:
         name: Hub id or name of the folder.

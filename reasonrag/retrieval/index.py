@@ -280,8 +280,9 @@ class IndexFolder:
     def verify(self, part: Part, *, fully: bool = False) -> Manifest:
         """Check that a part's files are the ones that were written.
 
-        They are checksummed only if the size, modification time or inode of one changed since the last
-        checksum, or if `fully` is set: an index of Wikipedia has 80 GB, and opens in a second.
+        They are checksummed only if the size, modification time or
+        inode of one changed since the last checksum, or if `fully` is
+        set: an index of Wikipedia has 80 GB, and opens in a second.
 
         Raises:
             DataError: the part is missing or damaged, or it was built over another version of a part.

@@ -22,8 +22,9 @@ _K = 60
 def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> Retriever:
     """Open the index in the folder `config.index`, checked and ready.
 
-    The `kind` None is the best that the index has; `encoder`, `device` and `gpu` set how it is searched.
-    None of them is needed for an index that was built on this machine.
+    The `kind` None is the best that the index has; `encoder`,
+    `device` and `gpu` set how it is searched. None of them is
+    needed for an index that was built on this machine.
 
     Raises:
         DataError: the index is missing, or one of its files is missing or damaged.

@@ -30,8 +30,9 @@ from reasonrag.storage.files import naming, size_and_digest
 from reasonrag.storage.parquet import SUFFIXES, NumberedRow, RowProblems, raw_rows, text_id
 from reasonrag.storage.questions import load_questions, paragraph_corpus
 
-# Address and number of passages by name. wiki18 is the English Wikipedia of December 2018 in passages of
-# 100 words (arXiv:2004.04906), the file that FlashRAG and Search-R1 search in.
+# Address and number of passages by name. wiki18 is the English
+# Wikipedia of December 2018 in passages of 100 words
+# (arXiv:2004.04906), the file that FlashRAG and Search-R1 search in.
 KNOWN_CORPORA: Mapping[str, tuple[str, int]] = {
     "wiki18": ("hub:PeterJinGo/wiki-18-corpus:wiki-18.jsonl.gz", 21_015_324),
 }
@@ -130,9 +131,10 @@ CorpusSource = FileCorpus | GivenCorpus
 def open_corpus(spec: str) -> CorpusSource:
     """Open a corpus by file, folder, address on the Hub or name. Rows have id and contents, or id, title and text.
 
-    It is a .jsonl(.gz), .json or .parquet file; a folder of such files, or of .txt and .md files;
-    `hub:OWNER/NAME[@REVISION]:FILE`, a file of a data set; a name of `KNOWN_CORPORA`; or `hotpotqa`,
-    `2wikimultihopqa`, `musique` (also with `:SPLIT`): the paragraphs that their questions carry.
+    It is a .jsonl(.gz), .json or .parquet file; a folder of such files, or of
+    .txt and .md files; `hub:OWNER/NAME[@REVISION]:FILE`, a file of a data
+    set; a name of `KNOWN_CORPORA`; or `hotpotqa`, `2wikimultihopqa`,
+    `musique` (also with `:SPLIT`): the paragraphs that their questions carry.
 
     Raises:
         DataError: the corpus does not exist, or the Hub cannot be used.

@@ -43,10 +43,11 @@ NO_REWARD = "no_reward"
 class Score:
     """The score of one trajectory.
 
-    `value` is None if it is unknown, for example after a judge's failure: the trajectory is then left
-    out, and `cause` names the reason. `parts` are all components by name, which explain the value; an
-    unknown component is None. `steps` are rewards of its steps, in order, each credited to its step
-    alone; () without any, None for a step without one.
+    `value` is None if it is unknown, for example after a judge's failure:
+    the trajectory is then left out, and `cause` names the reason. `parts`
+    are all components by name, which explain the value; an unknown
+    component is None. `steps` are rewards of its steps, in order, each
+    credited to its step alone; () without any, None for a step without one.
     """
 
     value: float | None
@@ -58,9 +59,10 @@ class Score:
 class Reward(Protocol):
     """Scores trajectories of one format. Safe to call from many tasks at once.
 
-    A class may declare the parts of `RewardParts` that it uses as `needs`: a set of their names, or a
-    static method that returns the set for `RewardSettings` and a format. Only these are opened. Without a
-    declaration all parts are given that the settings name.
+    A class may declare the parts of `RewardParts` that it uses as
+    `needs`: a set of their names, or a static method that returns
+    the set for `RewardSettings` and a format. Only these are opened.
+    Without a declaration all parts are given that the settings name.
     """
 
     async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
@@ -99,9 +101,10 @@ class Encoder(Protocol):
 class RewardParts:
     """What rewards are built from. A reward names the parts that it needs in `needs`.
 
-    `judge` decides what rules cannot; `policy` is the model being trained, which HiPRAG asks again
-    without a search; `encoder` compares queries; `scorer` values steps; `plans` are Search-P1's, by data
-    set and question id; `decode` turns sampled ids into text, if their log-probabilities are known.
+    `judge` decides what rules cannot; `policy` is the model being trained,
+    which HiPRAG asks again without a search; `encoder` compares queries;
+    `scorer` values steps; `plans` are Search-P1's, by data set and question id;
+    `decode` turns sampled ids into text, if their log-probabilities are known.
     """
 
     format: Format
@@ -241,8 +244,9 @@ def cause_of(error: Exception) -> str:
     return f"bug:{type(error).__name__}"
 
 
-# What a function in TRL's convention can ask for by name: a list with one entry per trajectory, and `step`.
-# As TRL's examples call it, "answer" is the reference. The policy's own answer is `trajectory.answer`.
+# What a function in TRL's convention can ask for by name: a list with one
+# entry per trajectory, and `step`. As TRL's examples call it, "answer" is
+# the reference. The policy's own answer is `trajectory.answer`.
 _COLUMNS_OF: dict[str, Callable[[Trajectory], Any]] = {
     "prompts": lambda trajectory: [asdict(text) for step in trajectory.steps[:1] for text in step.prompt.messages],
     "completions": lambda trajectory: [{"role": "assistant", "content": trajectory_text(trajectory)}],
@@ -263,9 +267,10 @@ class FunctionReward(BatchReward):
     It is called once for the trajectories of one question, with the keyword arguments (`COLUMNS`) that it
     names, or all of them if it takes `**kwargs`.
 
-    None, NaN, a value that is not a number and an exception give no score: the trajectory is set aside,
-    counted under `no_reward`, `not_finite`, `not_a_number` or `bug:TYPE`. A sync function blocks the
-    rollouts of other questions while it runs, so one that waits for a network should be async.
+    None, NaN, a value that is not a number and an exception give no score:
+    the trajectory is set aside, counted under `no_reward`, `not_finite`,
+    `not_a_number` or `bug:TYPE`. A sync function blocks the rollouts of other
+    questions while it runs, so one that waits for a network should be async.
 
     Args:
         function: as above, else ConfigError.
@@ -336,8 +341,9 @@ def as_score(reward: object, parts: Components) -> Score:
 class OutcomeSettings(Section):
     """The final answer, and optionally the form: the baseline for process rewards.
 
-    Search-R1's release v0.3 (arXiv:2503.09516) has format_weight 0.2 and answer_present 0.1: an exact
-    match earns 1 if well-formed, else 0.8; a wrong answer 0.2 if well-formed, else 0.1; no answer 0.
+    Search-R1's release v0.3 (arXiv:2503.09516) has format_weight 0.2
+    and answer_present 0.1: an exact match earns 1 if well-formed, else
+    0.8; a wrong answer 0.2 if well-formed, else 0.1; no answer 0.
     """
 
     metric: Literal["em", "f1", "cem"] = setting(

@@ -69,8 +69,9 @@ def hiprag_reward(
 def optimal_share(flags: Iterable[StepFlag]) -> float | None:
     """Return `Ncorr/N` of eq. 1 over the known steps; None if no step is known.
 
-    A silent step counts in N alone: a search that concludes nothing has not shown that it was needed, and if it counted
-    as unknown, a policy could hide its needless searches behind silence.
+    A silent step counts in N alone: a search that concludes nothing
+    has not shown that it was needed, and if it counted as unknown,
+    a policy could hide its needless searches behind silence.
 
     >>> good, needless, unknown = StepFlag("own", False), StepFlag("search", True), StepFlag("search", None)
     >>> optimal_share([good, needless, unknown]), optimal_share([unknown])
@@ -201,9 +202,10 @@ class _Detection:
 class HiPRAGReward(BatchReward):
     """Eq. 1. Only trajectories that are right (cover match) and well-formed are judged; the others cost no call.
 
-    A step that is unknown because the judge's reply was unreadable is left out of Ncorr and N; if no step is known,
-    the bonus is 0. A step that concludes nothing is in N alone. If no step is known because a backend is late or
-    unreachable, the trajectory gets no score.
+    A step that is unknown because the judge's reply was unreadable is
+    left out of Ncorr and N; if no step is known, the bonus is 0. A step
+    that concludes nothing is in N alone. If no step is known because a
+    backend is late or unreachable, the trajectory gets no score.
 
     Parts: `answer` A, `format` F, `bonus`, `steps`, `searches`, `own_steps`; for judged trajectories also
     `known_steps`, of them `searches_known` and `own_steps_known`, `over`, `under` (how many of each kind are

@@ -81,7 +81,8 @@ class JudgeService:
             task = asyncio.create_task(self._ask(name, prompt, contract, seed))
             task.add_done_callback(lambda _: self._in_flight.pop(key))
             self._in_flight[key] = task
-        # Equal answers of a group are judged at the same time: one call serves all of them. One that is
+        # Equal answers of a group are judged at the same
+        # time: one call serves all of them. One that is
         # cancelled must not take the verdict from the others.
         verdict: Verdict = await asyncio.shield(self._in_flight[key])
         return verdict
@@ -151,11 +152,12 @@ _BARE = re.compile(rf"{_VALUE}\W*", re.IGNORECASE)
 def parse_score(reply: str) -> float | None:
     """Parse the score in [0, 1] that a judge's reply ends with; None without a score.
 
-    The published builder took the last integer of the reply: "85/100" was 100, "87.5" was 5, and a reply
-    without a number lost the whole question. Here the last "score is X" counts, else the last "score: X",
-    "score = X" or "score of X", else a reply that is a number and nothing else. A decimal comma ("0,85")
-    is ambiguous: None. "X/Y" and "X%" are fractions; without a scale a number from 2 to 100 is out of
-    100, as in the paper's own examples ("So the score is 88."), although its prompt asks for [0, 1].
+    The published builder took the last integer of the reply: "85/100" was 100, "87.5"
+    was 5, and a reply without a number lost the whole question. Here the last "score is
+    X" counts, else the last "score: X", "score = X" or "score of X", else a reply that
+    is a number and nothing else. A decimal comma ("0,85") is ambiguous: None. "X/Y" and
+    "X%" are fractions; without a scale a number from 2 to 100 is out of 100, as in the
+    paper's own examples ("So the score is 88."), although its prompt asks for [0, 1].
 
     >>> parse_score("The score is 15. There are 3 flaws"), parse_score("So the score is 85/100")
     (0.15, 0.85)

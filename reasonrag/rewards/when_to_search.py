@@ -27,8 +27,9 @@ _STOP_WORDS = _QUESTION_WORDS.union(_FUNCTION_WORDS.split())
 def is_concise(query: str) -> bool:
     """Return whether a query is concise: a rule that the paper describes and does not define (sec. 3.3).
 
-    At most 12 words, no question word in front, and at most a third of the words are stop-words. Words
-    are separated by white space; a query in which no word has a letter or a digit is not concise.
+    At most 12 words, no question word in front, and at most a third
+    of the words are stop-words. Words are separated by white space;
+    a query in which no word has a letter or a digit is not concise.
 
     >>> is_concise("director of Jaws"), is_concise("Crimson Harbor 1975 film director birthplace")
     (True, True)
@@ -141,10 +142,11 @@ def when_to_search_format(well_formed: bool) -> float:
 def when_to_search_reward(r_a: float, r_s: float, r_f: float) -> float:
     """Return r_sum = `r_a + r_s + r_f` (eq. 12).
 
-    With equal form, similarities that are not negative and `beta * rc_cap` below 1, a right answer is
-    worth more than a wrong one in both stages, by at least `1 - beta * rc_cap` (0.1 as published): r_s
-    then lies in [-1, 0] and the two r_a differ by at least `2 - beta * rc_cap`. With unequal form this is
-    not guaranteed: r_f alone differs by 2.
+    With equal form, similarities that are not negative and `beta * rc_cap`
+    below 1, a right answer is worth more than a wrong one in both stages,
+    by at least `1 - beta * rc_cap` (0.1 as published): r_s then lies in
+    [-1, 0] and the two r_a differ by at least `2 - beta * rc_cap`. With
+    unequal form this is not guaranteed: r_f alone differs by 2.
 
     Right, one good query, well-formed; wrong, the same.
 
@@ -158,9 +160,10 @@ def when_to_search_reward(r_a: float, r_s: float, r_f: float) -> float:
 class RiseDetector:
     """Detects when a number that is reported once per training step stops rising.
 
-    It has stopped at the first step after which the mean of the last `window` numbers is at most
-    `min_rise` above the mean of the `window` before them. Steps that were reported before are ignored, so
-    that a step repeated after a restart counts once.
+    It has stopped at the first step after which the mean of the
+    last `window` numbers is at most `min_rise` above the mean of
+    the `window` before them. Steps that were reported before are
+    ignored, so that a step repeated after a restart counts once.
 
     >>> rise = RiseDetector(window=2, min_rise=0.1)
     >>> for step, rc in enumerate([0.0, 0.5, 1.0, 1.5, 1.5, 1.5, 1.5]):

@@ -246,10 +246,12 @@ def _without_descendants(nodes: Sequence[int], parents: Sequence[int | None]) ->
 def confidence(better: Decision, worse: Decision) -> float:
     """Return the probability that the first of two decisions has the higher reward, in [0, 1].
 
-    A normal model with partial pooling (Gelman & Hill 2007, Data Analysis Using Regression and Multilevel Models,
-    sec. 12.2): what decisions of one state are worth differs by a small part of the variance of single trajectories,
-    so a difference that rests on a few of these is mostly chance. A trajectory of the search counts less than a fresh
-    rollout, as the search went on where it looked good. The F1 of an answer is known. How often such a probability is
+    A normal model with partial pooling (Gelman & Hill 2007, Data Analysis Using
+    Regression and Multilevel Models, sec. 12.2): what decisions of one state
+    are worth differs by a small part of the variance of single trajectories, so
+    a difference that rests on a few of these is mostly chance. A trajectory of
+    the search counts less than a fresh rollout, as the search went on where it
+    looked good. The F1 of an answer is known. How often such a probability is
     right on real questions stands in docs/results/preferences.md.
 
     Raises:

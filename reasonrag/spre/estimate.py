@@ -175,9 +175,10 @@ def check_tree(
 ) -> None:
     """Check that a question's rows are one tree: ids count from 0, and each node is one step below an earlier one.
 
-    Every node but the root then has exactly one parent, which exists and is older, so the graph is
-    connected and has no cycle. Scores have to be in [0, 1]. `fully` checks also that each value is of as
-    many visits as had one, and SPRE, if the `alpha` of the run is known, by the answers below each node.
+    Every node but the root then has exactly one parent, which exists and is
+    older, so the graph is connected and has no cycle. Scores have to be in [0,
+    1]. `fully` checks also that each value is of as many visits as had one, and
+    SPRE, if the `alpha` of the run is known, by the answers below each node.
 
     Args:
         rows: of `tables.tree_schema`, of one question, by id.

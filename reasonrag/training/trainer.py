@@ -50,8 +50,9 @@ _PLAIN = {"input_ids", "attention_mask", "labels", "use_cache", "fused_lm_head",
 class GuardedTrainer(Trainer):  # type: ignore[misc]
     """Base class that stands before a TRL trainer: complete checkpoints only, and no step on a non-finite loss.
 
-    `seconds_before` counts the seconds of this training run in earlier processes. `complete_checkpoint`
-    gets the folder of each checkpoint and the seconds so far; the checkpoint counts once it has returned.
+    `seconds_before` counts the seconds of this training run in earlier
+    processes. `complete_checkpoint` gets the folder of each checkpoint
+    and the seconds so far; the checkpoint counts once it has returned.
     """
 
     def __init__(
@@ -149,8 +150,9 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
     def best_evaluation(self) -> Mapping[str, Any]:
         """Return the latest log entry of about the lowest held-out loss at which the chosen steps are likely enough.
 
-        DPO's loss falls on while a policy forgets how to write any step (docs/training.md has figures). If
-        the chosen steps are too unlikely in all entries, it is the entry in which they are least so.
+        DPO's loss falls on while a policy forgets how to write any step
+        (docs/training.md has figures). If the chosen steps are too unlikely
+        in all entries, it is the entry in which they are least so.
         """
         start, later = self._evaluations()
         unlikely, loss = min(_badness(start, entry) for entry in later)
@@ -286,11 +288,12 @@ def _badness(start: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[float,
 def score_labels_only(model: nn.Module) -> None:
     """Let the fused head that TRL gave `model` compute only the terms of the log-probabilities of labelled tokens.
 
-    TRL 1.16 reads every row of a batch at the length of the longest, and scores every position unless it
-    has Triton. Here rows of like length share a forward pass of the backbone, a prompt that several rows
-    begin with is read once, and TRL's head gets the hidden states that are scored, so bias, softcapping,
-    scale, and parameters that are sharded over processes stay TRL's business. Other devices than a CPU,
-    and calls without a fused head, are left as they are.
+    TRL 1.16 reads every row of a batch at the length of the longest, and scores
+    every position unless it has Triton. Here rows of like length share a forward
+    pass of the backbone, a prompt that several rows begin with is read once, and
+    TRL's head gets the hidden states that are scored, so bias, softcapping, scale,
+    and parameters that are sharded over processes stay TRL's business. Other
+    devices than a CPU, and calls without a fused head, are left as they are.
     """
     base = model.get_base_model() if is_peft_model(model) else model
     fused = base.forward
