@@ -136,6 +136,7 @@ METRICS_JSON = {
     "rules": "house or flashrag",
     "content.*": "checksums of questions and corpus, and how each policy was asked",
     "asked_differently": "settings in which the policies differ",
+    "lost_to_form": "policies that lose points to the form of their replies, not to what they know",
     "calls.*": "calls, tokens and cost of each policy",
     "versions.*": "installed versions of what can change a result",
 }

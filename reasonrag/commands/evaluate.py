@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 # NAME=SPEC#MODEL. A name has no ":" and no "/", so the "=" in the query of a URL does not end one.
 _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
 
-_MOST_LOST = 0.1  # share of the attempts that may end without an answer before a line says so
 
 _NAMES = Several(lambda name: name.strip().lower(), "name")
 # The arguments of `Evaluation` that have an option of the same name.
@@ -144,7 +143,7 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
 def _run(evaluation_of: Callable[[], Evaluation]) -> int:
     """Run the evaluation and print its results; return the exit code."""
     from reasonrag.commands.console import Stop, error_console, table_console, what_to_do
-    from reasonrag.evaluation.tables import points, summary_table
+    from reasonrag.evaluation.tables import summary_table
 
     stop = Stop(error_console())
     try:
@@ -154,14 +153,8 @@ def _run(evaluation_of: Callable[[], Evaluation]) -> int:
         return stop.print_resume_hint()
     table_console().print(summary_table(results).terminal())
     print(f"report: {evaluation.out / 'report.md'}")
-    for difference in results["asked_differently"]:
-        stop.console.print(printable(difference))
-    for policy, setting, at_setting in points(results):
-        lost, scored = at_setting["ends"].get("no_answer", 0), at_setting["questions"]["scored"]
-        if lost > _MOST_LOST * scored:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in at_setting["out_of_form"].items())
-            where = f"{policy} at {setting} end without an answer that can be read (out of form: {printable(reasons)})"
-            stop.console.print(f"{lost} of {scored} attempts of {where}: the format costs these points, not knowledge")
+    for line in results["asked_differently"] + results["lost_to_form"]:
+        stop.console.print(printable(line))
     for row in results["incomplete"]:
         where = f"{row['policy']} at {row['setting']}"
         stop.console.print(f"{row['missing']} questions are missing of {where}{what_to_do(row['causes'])}")

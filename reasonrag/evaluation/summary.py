@@ -12,7 +12,7 @@ from typing import Any
 
 from reasonrag.core.bootstrap import Column, Difference, Measure, Ratio, add_adjusted, group_intervals
 from reasonrag.core.config import Config
-from reasonrag.core.text import Rules
+from reasonrag.core.text import Rules, cover_match, normalize_answer
 from reasonrag.core.types import Question
 from reasonrag.evaluation.metrics import COUNTED_AS, METRICS, Attempt, Metric, Value, Verdicts, kind
 from reasonrag.storage.folder import versions
@@ -24,6 +24,8 @@ Metrics = dict[str, Any]
 Key = tuple[str, str, int, str]
 Intervals = Mapping[str, Mapping[Key, Metrics | None]]  # by group of questions; "" is all of them
 
+_MOST_LOST = 0.1  # share of the attempts that may lose points to their form before a line says so
+_MARKS = str.maketrans("<>{}[]", "      ")  # normalising would join a tag to the word in it
 UNNAMED = "other"  # kind of the questions that have none, if others have one
 
 
@@ -67,6 +69,7 @@ class Outcome:
     failures: dict[int, str] = field(default_factory=dict)  # cause of each failed question
     ends: Counter[str] = field(default_factory=Counter)  # attempts by stop reason
     out_of_form: Counter[str] = field(default_factory=Counter)  # attempts that are not well-formed, by reason
+    lost: int = 0  # of these, attempts without an exact match whose last reply holds a golden answer
     asked: Counter[str] = field(default_factory=Counter)  # requests to a judge, as `Examiner.examine` counts them
 
     def add(self, index: int, attempt: Attempt, values: dict[str, Value]) -> None:
@@ -76,6 +79,10 @@ class Outcome:
         self.ends[str(attempt.trajectory.stop_reason)] += 1
         if attempt.reading is not None and not attempt.reading.well_formed:
             self.out_of_form[attempt.reading.reason] += 1
+            reply = attempt.trajectory.steps[-1].completion.text.translate(_MARKS)
+            golden = attempt.trajectory.question.golden_answers
+            named = [answer for answer in golden if normalize_answer(answer) not in ("yes", "no")]
+            self.lost += not values["em"] and cover_match(reply, named) == 1
 
 
 @dataclass(slots=True)
@@ -146,6 +153,7 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         "rules": rules,
         "content": content,
         "asked_differently": list(asked_differently(content["policies"])),
+        "lost_to_form": list(_lost_to_form(results)),
         "calls": {result.name: result.calls for result in results},
         "versions": versions(),
     }
@@ -234,6 +242,19 @@ def _counts(outcome: Outcome) -> Metrics:
         "ends": dict(sorted(outcome.ends.items())),
         "out_of_form": dict(sorted(outcome.out_of_form.items())),
     }
+
+
+def _lost_to_form(results: Sequence[PolicyResult]) -> Iterator[str]:
+    """Yield a line for each policy and setting that loses points to the form of its replies."""
+    for result, _, outcome in _points(results):
+        unread, scored = outcome.ends["no_answer"], outcome.ends.total()
+        if max(unread, outcome.lost) > _MOST_LOST * scored:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.out_of_form.items()))
+            yield (
+                f"the format costs {result.name} at {outcome.setting.name} points that say nothing of its knowledge: "
+                f"of {scored} attempts {unread} end without an answer that can be read, and {outcome.lost} score no "
+                f"exact match though the last reply holds a golden answer (out of form: {reasons})"
+            )
 
 
 def _judged(metrics: Sequence[str], outcome: Outcome) -> Metrics:

@@ -200,6 +200,7 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
         "differences": " ".join(
             [bold_note(metrics["differences"]), *(f"{inert_markdown(text)}." for text in metrics["asked_differently"])]
         ),
+        "out_of_form": " ".join(f"{inert_markdown(text)}." for text in metrics.get("lost_to_form", ())),
         "failures": "These questions are not scored; the same command tries them again.",
     }
     datasets = inert_markdown(", ".join(metrics["dataset"]) or "unnamed")
@@ -216,7 +217,7 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
         # A section without rows is left out.
         if tables[name].rows:
             yield from ["", f"## {tables[name].title}", ""]
-            if name in notes:
+            if notes.get(name):
                 yield from [notes[name], ""]
             yield from tables[name].markdown()
     if plots:

@@ -204,8 +204,16 @@ def test_points_that_the_format_costs_are_said_in_a_line(questions, tmp_path, ca
     configs = toys(questions, "direct", "endless", format__name="search_r1", run__max_unreadable=1)
     assert run_evaluation(partial(Evaluation, configs, tmp_path / "out")) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "12 of 12 attempts of endless at t1_s8_k3 end without an answer that can be read (out of form: 12 " in said
-    assert "attempts of direct" not in said
+    line = "of 12 attempts 12 end without an answer that can be read, and 0 score no exact match though"
+    assert f"the format costs endless at t1_s8_k3 points that say nothing of its knowledge: {line}" in said
+    assert "costs direct" not in said
+
+
+def test_a_golden_answer_in_a_reply_that_cannot_be_read_is_counted_in_the_line_and_in_the_report(questions, tmp_path):
+    configs = toys(questions, "direct", format__name="python:papers.baselines:SearchO1")  # has no tag, but a box
+    (line,) = evaluate(configs, tmp_path / "out")["lost_to_form"]
+    assert "6 score no exact match though the last reply holds a golden answer (out of form: 12 no_answer)" in line
+    assert "6 score no exact match though" in (tmp_path / "out/report.md").read_text()
 
 
 def test_a_prompt_set_without_a_judges_text_is_refused_before_anything_is_paid_for(questions, tmp_path):
