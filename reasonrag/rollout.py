@@ -142,6 +142,10 @@ class Engine:
     scorer: StepScorer | None = None
     candidates: int = 1
 
+    def __post_init__(self) -> None:
+        if hasattr(self.format, "decode"):  # it looks at the tokens of a step
+            self.format.decode = getattr(self.llm, "decode", None)
+
     async def step(self, trajectory: Trajectory, *, seed: int, final: bool = False) -> Trajectory:
         """Return the trajectory with one more step; it ends if that step answers or is the last one allowed.
 

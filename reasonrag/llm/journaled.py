@@ -43,6 +43,7 @@ class JournaledLLM:
         `concurrency` bounds the requests in flight, if `inner` has no slots that do.
         """
         self.inner = inner
+        self.decode = getattr(inner, "decode", None)
         self.slots: SlotCounts = getattr(inner, "slots", None) or Slots(concurrency or _WITHOUT_SLOTS)
         self._own = self.slots.request if getattr(inner, "slots", None) is None else nullcontext
         self.journal = journal

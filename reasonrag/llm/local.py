@@ -91,6 +91,7 @@ class TransformersLLM:
         """
         self.name = name
         self.chat = chat
+        self.decode = chat.decode
         self.model = None
         self._batch_size = batch_size
         # A batch that runs, and the requests of the next: with

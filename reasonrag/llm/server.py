@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -128,6 +128,7 @@ class ServerLLM:
             first_wait_s=backoff_s,
         )
         self.slots = self._addresses.slots
+        self.decode: Callable[[Sequence[int]], str] | None = None  # of the tokenizer that encodes prompts here
         # A long prompt takes a millisecond to encode,
         # mostly without the interpreter's lock; a tokenizer
         # that is asked from two threads at a time may fail.
@@ -285,15 +286,16 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
         ConfigError: the address, the key or the tokenizer cannot be used.
     """
     encode: Encode | None = None
-    vocabulary = MOST_TOKENS
+    decode, vocabulary = None, MOST_TOKENS
     if config.api == "completions" and config.model:
         from reasonrag.llm.chat_template import ChatTemplate  # imports transformers when it loads
 
         tokenizer = config.tokenizer or config.model
         chat = ChatTemplate.load(tokenizer, revision=config.revision, template=config.chat_template)
         encode, vocabulary = (chat.token_ids if config.vllm else chat.text), len(chat.tokenizer)
+        decode = chat.decode
     shared = {"timeout_s", "patience_s", "concurrency", "seeded", "vllm", "logprobs", "think"}
-    return ServerLLM(
+    server = ServerLLM(
         (config.spec or "").split(","),
         config.model or "",
         api_key=os.environ.get(config.api_key_env),
@@ -302,3 +304,5 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
         vocabulary=vocabulary,
         **config.model_dump(include=shared),
     )
+    server.decode = decode
+    return server

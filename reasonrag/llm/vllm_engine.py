@@ -47,6 +47,7 @@ class VLLMEngine:
         self.name = f"vllm:{identity}"
         loaded: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
         self._chat = ChatTemplate.load(address.model, template=config.chat_template, **loaded)
+        self.decode = self._chat.decode
         # The default reports logprobs from before the temperature is applied.
         settings = {"dtype": config.dtype or "auto", "logprobs_mode": "processed_logprobs", **loaded, **engine_args}
         with loading(address.model):

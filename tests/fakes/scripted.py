@@ -35,6 +35,11 @@ class ScriptedLLM:
         self._function = replies if callable(replies) else None
         self._script = iter(()) if callable(replies) else iter(tuple(replies))
 
+    @staticmethod
+    def decode(token_ids: Sequence[int]) -> str:
+        """Return the text of tokens that are characters."""
+        return "".join(map(chr, token_ids))
+
     async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         """Return the next reply. Tokens are blank-separated words.
 
