@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import (
     Action,
     Answer,
+    Completion,
     Malformed,
     Message,
     Note,
@@ -35,6 +37,7 @@ from reasonrag.formats.base import PromptSet, Reading, Stage, last_tag
 from reasonrag.formats.reasonrag import ECHOES, ReasonRAGFormat, thought
 
 _LINE = ("\n",)
+_SENTENCE_END = re.compile(r"(?<=[a-z0-9)\"'][a-z0-9)\"'][.?!]) ")  # not that of "Dr." or "T."
 _PROMPTS = Path(__file__).parent / "prompts"
 _MOST_PASSAGES = 15  # that IRCoT keeps (arXiv:2212.10509)
 _ANSWER = re.compile(r"\banswer is: *(\S.*)")  # of IRCoT, FLARE and Self-Ask; the others have a tag
@@ -121,11 +124,11 @@ class IRCoT(RAG):
 
     name = "ircot"
     instructions: ClassVar[tuple[str, ...]] = ("ircot", "rag")
-    most_calls: ClassVar[int] = 5  # of the policy, as in FlashRAG's experiments (its class alone makes 2)
+    most_sentences: ClassVar[int] = 5  # as in FlashRAG's experiments (its class alone makes 2, the paper 8)
 
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
-        """Return True for the policy's last action; there are at most `max_steps` searches, all of them read."""
-        return sum(step.asked for step in steps) >= min(max_steps, self.most_calls) - 1
+        """Return True once the chain is full, or for the last of `max_steps` calls; every search is read by then."""
+        return len(self._chain(steps)) >= self.most_sentences or sum(step.asked for step in steps) >= max_steps - 1
 
     def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
         if steps and isinstance(said := steps[-1].action, Note):
@@ -133,103 +136,135 @@ class IRCoT(RAG):
         return super().own_step(question, steps)
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        sentences = [thought(step.action.evidence) for step in steps if isinstance(step.action, Note)]
         if final:
-            return self._chat("rag", question, sentences, _pile(steps))
-        return self._chat("ircot", question, sentences, _pile(steps), _LINE)
+            return self._chat("rag", question, self._chain(steps), _pile(steps))
+        return self._chat("ircot", question, self._chain(steps), _pile(steps), _LINE)
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        """Parse one line: a sentence, which is a note, or the answer."""
-        sentence = _line(completion)
+        """Parse one sentence, which is a note, or the answer."""
+        sentence = _sentence(completion)
         if final or _answer(sentence):
             return super().parse(completion if final else sentence, steps, final=final)
         return Note(sentence) if sentence else Malformed("no_sentence", ends=True)
+
+    def _chain(self, steps: Sequence[Step]) -> list[str]:
+        return [thought(step.action.evidence) for step in steps if isinstance(step.action, Note)]
 
 
 class FLARE(IRCoT):
     """FLARE: a sentence is written again with passages if one of its tokens was unlikely (arXiv:2305.06983, sec. 3.2).
 
-    The query is the whole sentence (beta = 0): which words the unlikely tokens spell, no format knows.
+    The query is the sentence without its unlikely tokens (the paper's beta is theta, as in FlashRAG); a sentence of
+    unlikely tokens alone stands. The engine sets `decode`, which spells the policy's tokens.
     """
 
     name = "flare"
     instructions = ("flare", "rag", "direct")
-    most_calls = 10  # five sentences, as in FlashRAG, each of which may be written twice
     threshold: ClassVar[float] = 0.2  # theta: a token that is less likely makes it search
+    decode: Callable[[Sequence[int]], str] | None = None
 
     def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
         """Return a search for a sentence that is unsure, the answer that a sure one gives, or None.
 
         Raises:
-            RunError: the policy reports no log-probabilities.
+            RunError: the policy reports no log-probabilities, or no tokens that can be decoded.
         """
         if not steps or not isinstance(sentence := steps[-1].action, Note):
             return None
         rewritten = len(steps) > 1 and isinstance(steps[-2].action, Search)
-        if not rewritten and self._is_unsure(steps[-1]):
-            return Search(sentence.evidence)
+        if not rewritten and (query := self._query(sentence.evidence, steps[-1].completion)):
+            return Search(query)
         answer = _answer(sentence.evidence)
         return Answer(answer) if answer else None
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        """Return the sentences so far, without one that is to be written again, whose passages are shown."""
+        """Return the sentences so far; behind a search, its passages too."""
         searched = steps[-1].passages if steps and isinstance(steps[-1].action, Search) else None
-        followed = [*(step.action for step in steps[1:]), None]
-        sentences = [
-            thought(step.action.evidence)
-            for step, action in zip(steps, followed, strict=False)
-            if isinstance(step.action, Note) and not isinstance(action, Search)
-        ]
         if final:
-            return self._chat("direct" if searched is None else "rag", question, sentences, searched)
-        return self._chat("flare", question, sentences, searched, _LINE)
+            return self._chat("direct" if searched is None else "rag", question, self._chain(steps), searched)
+        return self._chat("flare", question, self._chain(steps), searched, _LINE)
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        """Parse one line as a note, also one that answers: `own_step` decides whether it may stand."""
-        sentence = _line(completion)
+        """Parse one sentence as a note, also one that answers: `own_step` decides whether it may stand."""
+        sentence = _sentence(completion)
         if final or not sentence:
             return super().parse(completion, steps, final=final)
         return Note(sentence)
 
-    def _is_unsure(self, step: Step) -> bool:
-        if step.completion.logprobs is None:
+    def _chain(self, steps: Sequence[Step]) -> list[str]:
+        """Return the sentences that stand: those behind which no search was made."""
+        followed = itertools.pairwise([*(step.action for step in steps), None])
+        return [
+            thought(action.evidence)
+            for action, then in followed
+            if isinstance(action, Note) and not isinstance(then, Search)
+        ]
+
+    def _query(self, sentence: str, completion: Completion) -> str:
+        """Return the likely tokens of a sentence; "" if all of them are likely, or none is."""
+        ids, logprobs, decode = completion.token_ids, completion.logprobs, self.decode
+        if logprobs is None or ids is None or decode is None or len(ids) != len(logprobs):
+            missing = "no log-probabilities" if logprobs is None else "no tokens that can be decoded"
             raise RunError(
-                "format flare searches where a token is unlikely, and the policy reports no log-probabilities; add "
-                "--set policy.logprobs=true for a server, or take a model in this process (hf:)"
+                f"format flare searches where a token is unlikely, and the policy reports {missing}; take a model in "
+                "this process (hf:, vllm:), or add --set policy.logprobs=true --set policy.vllm=true "
+                "--set policy.api=completions for a vLLM server"
             )
-        return min(step.completion.logprobs, default=0.0) < math.log(self.threshold)
+        # The shortest head of the reply that holds the sentence: what comes behind it was not read.
+        length = bisect_left(range(len(ids)), True, key=lambda length: sentence in decode(ids[:length]))
+        likely = [id for id, p in zip(ids[:length], logprobs[:length], strict=True) if p >= math.log(self.threshold)]
+        return one_line(decode(likely)) if len(likely) < length else ""
 
 
 class SelfAsk(Baseline):
-    """Self-Ask with a search engine: follow-up questions and intermediate answers, a line each (arXiv:2210.03350)."""
+    """Self-Ask with a search engine: follow-up questions and intermediate answers (arXiv:2210.03350).
+
+    As in FlashRAG, the first search is for the question, the passages of the latest search are always shown, and the
+    policy is called five times. If it has not answered by then it is asked to, as in the original.
+    """
 
     name = "self_ask"
     asks = "Follow up:"
     instructions = ("self_ask", "rag")
+    most_calls: ClassVar[int] = 5
+
+    def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
+        return sum(step.asked for step in steps) >= min(max_steps - 1, self.most_calls)
+
+    def stage(self, steps: Sequence[Step]) -> Stage:
+        return super().stage([step for step in steps if step.asked])
+
+    def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
+        return None if steps else Search(one_line(question.question))
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        """Return the question and the lines so far, with the passages right behind a follow-up question."""
-        lines = ["Are follow up questions needed here: Yes."]
+        """Return the question, the lines so far, and the passages of the latest search."""
+        lines = []
         for step in steps:
-            if isinstance(step.action, Search):
+            if isinstance(step.action, Search) and step.asked:
                 lines.append(f"Follow up: {thought(step.action.query)}")
             elif isinstance(step.action, Note):
                 lines.append(f"Intermediate answer: {thought(step.action.evidence) or 'unknown'}")
+        # The policy decides whether it needs a follow-up question: "Yes." is written once it has asked one.
+        lines.insert(0, "Are follow up questions needed here:" + " Yes." * bool(lines))
         if final:
-            return self._chat("rag", question, lines)
-        passages = _found(steps) if self.stage(steps) is Stage.GROUNDING else None
-        return self._chat("self_ask", question, lines, passages, _LINE)
+            return self._chat("rag", question, lines, _found(steps))
+        is_asked = self.stage(steps) is Stage.GROUNDING
+        return self._chat("self_ask", question, lines, _found(steps), _LINE if is_asked else ("Intermediate answer:",))
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        line = completion if final else _line(completion)
+        """Parse the intermediate answer; or the first line that answers, or else the first that asks."""
         if not final and self.stage(steps) is Stage.GROUNDING:
-            said = line.removeprefix("Intermediate answer:").strip()
+            said = _line(completion).removeprefix("Intermediate answer:").strip()
             return Note(said) if said else Malformed("no_intermediate_answer")
-        query = line.partition(self.asks)[2].strip()
-        if query and not final:
-            return Search(query)
-        answer = _answer(line)
-        return Answer(answer, forced=final) if answer else Malformed("no_answer" if final else "no_follow_up")
+        lines = [completion] if final else completion.splitlines()
+        for line in lines:
+            if answer := _answer(line):
+                return Answer(answer, forced=final)
+        for line in lines:
+            if not final and (query := one_line(line.partition(self.asks)[2])):
+                return Search(query)
+        return Malformed("no_answer" if final else "no_follow_up")
 
 
 class SearchO1(Baseline):
@@ -286,6 +321,15 @@ _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 def _line(text: str) -> str:
     """Return the first line of a text, in case that a server went on behind it."""
     return one_line(text.strip().partition("\n")[0])
+
+
+def _sentence(text: str) -> str:
+    """Return the first sentence of the first line.
+
+    >>> _sentence("Dr. No is a film of 1962. It is by T. Young.")
+    'Dr. No is a film of 1962.'
+    """
+    return _SENTENCE_END.split(_line(text), maxsplit=1)[0]
 
 
 def _pile(steps: Sequence[Step]) -> list[Passage]:

@@ -9,6 +9,7 @@ asks for the first fact that a question needs and that it neither knows nor sees
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import LLMError
@@ -37,11 +38,13 @@ _CONTRACTS = {
     ("</evidence>",): _TAGS,
     ("</answer>",): _TAGS,
     ("\n",): _SENTENCES,
+    ("Intermediate answer:",): _SELF_ASK,
     ("<|end_search_query|>",): _SEARCH_O1,
     ("<|end_search_result|>",): _SEARCH_O1,
     ("}",): _SEARCH_O1 | {"answer": "{}}}"},
 }
 _SELF_ASK_OPENING = "Are follow up questions needed here: Yes."
+_UNKNOWN = re.compile(r"unknown")
 _ANSWERS = re.compile(r"\b(answer is):")
 
 
@@ -55,7 +58,7 @@ class DemoReader:
         self._questions = {question.question: question for split in SPLITS for question in world.questions(split)}
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
-        """Return a completion with token counts and log-probabilities by word."""
+        """Return a completion with token counts. Its tokens are characters, those of a guess unlikely."""
         try:
             contract = _CONTRACTS[prompt.stop]
             view = read(prompt)
@@ -66,8 +69,20 @@ class DemoReader:
         text = _write(view, question, contract)
         words = len(text.split())
         prompt_words = sum(len(message.content.split()) for message in prompt.messages)
-        logprobs = (-3.0 if "unknown" in text else -0.05,) * words
-        return Completion(text, logprobs=logprobs, prompt_tokens=prompt_words, completion_tokens=words)
+        logprobs = [-0.05] * len(text)
+        for guess in _UNKNOWN.finditer(text):
+            logprobs[slice(*guess.span())] = [-3.0] * len("unknown")
+        return Completion(
+            text,
+            token_ids=tuple(map(ord, text)),
+            logprobs=tuple(logprobs),
+            prompt_tokens=prompt_words,
+            completion_tokens=words,
+        )
+
+    @staticmethod
+    def decode(token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
 
     async def aclose(self) -> None:
         pass
@@ -89,7 +104,7 @@ def _write(view: View, question: Question, contract: dict[str, str]) -> str:
             fact = hop["evidence"]
     if contract is _SENTENCES and missing and not fact:
         fact = f"{missing} unknown"  # a guess, which is searched for next
-    if view.stage is Stage.GROUNDING or (view.documents and contract is _SELF_ASK):
+    if view.stage is Stage.GROUNDING or (contract is _SELF_ASK and view.stop == ("\n",)):
         if not fact and contract is _TAGS:
             return "<evidence>None</evidence>"
         return _fill(contract, "evidence", fact or "None")

@@ -52,8 +52,11 @@ def run(format, says, retriever, *, question=QUESTION, max_steps=8):
     return trajectory, engine.llm.prompts
 
 
-def sentence(text, *probabilities):
-    return Completion(f"{text}\n", logprobs=tuple(math.log(p) for p in probabilities))
+def sentence(text, unlikely="", p=0.1):
+    """A reply whose tokens are its characters; those of one word in it are unlikely."""
+    logprobs, start = [math.log(0.9)] * len(text) + [-9.0], text.index(unlikely)  # the end is never sure
+    logprobs[start : start + len(unlikely)] = [math.log(p)] * len(unlikely)
+    return Completion(f"{text}\n", token_ids=tuple(map(ord, f"{text}\n")), logprobs=tuple(logprobs))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +72,7 @@ SEARCHES = {
     "iter_retgen": lambda hops: 3,
     "ircot": lambda hops: None,  # the opening search finds the first page by luck
     "flare": lambda hops: None,
-    "self_ask": lambda hops: hops,
+    "self_ask": lambda hops: None,  # likewise
     "search_o1": lambda hops: hops,
 }
 
@@ -102,7 +105,7 @@ def test_ircot_piles_passages_up_once_each_by_their_best_score_best_last():
     assert ended.answer == "x"
 
 
-@pytest.mark.parametrize(("limit", "calls"), [(1, 1), (2, 2), (8, 5)])  # FlashRAG's experiments make five
+@pytest.mark.parametrize(("limit", "calls"), [(1, 1), (2, 2), (8, 6)])  # five sentences, and the reading
 def test_ircot_reads_every_search_and_makes_no_more_than_its_limit(limit, calls):
     ended, prompts = run(
         BASELINES["ircot"](), [*["More.\n"] * (calls - 1), "<answer>x</answer>"], Finds(), max_steps=limit
@@ -111,7 +114,7 @@ def test_ircot_reads_every_search_and_makes_no_more_than_its_limit(limit, calls)
     assert len(prompts) == sum(isinstance(step.action, Search) for step in ended.steps) == calls
 
 
-@pytest.mark.parametrize("before", [("direct", 0), ("rag", 0), ("iter_retgen", 2), ("ircot", 4)])
+@pytest.mark.parametrize("before", [("direct", 0), ("rag", 0), ("iter_retgen", 2), ("ircot", 5)])
 @pytest.mark.parametrize("says", ["Steven\nSpielberg", "<answer>Steven Spielberg"])
 def test_a_text_without_a_mark_is_the_answer_and_counted_as_such(before, says):
     """FlashRAG's `naive_run` and `run` take all that the model wrote."""
@@ -123,27 +126,56 @@ def test_a_text_without_a_mark_is_the_answer_and_counted_as_such(before, says):
 
 
 @pytest.mark.parametrize(("p", "searches"), [(0.21, False), (0.2, False), (0.19, True)])
-def test_flare_searches_for_a_sentence_with_a_token_below_the_threshold(p, searches):
-    says = [sentence("Jaws is by Lucas.", 0.9, p, 0.99)]
-    says += [sentence("Jaws is by Spielberg.", 0.01)] if searches else []  # written again with passages: it stands
-    says += [sentence("So the answer is: Spielberg.", 0.5, 0.5)]
+def test_flare_searches_without_the_tokens_below_the_threshold(p, searches):
+    says = [sentence("Jaws is by Lucas. He is from Modesto.", "Lucas", p)]
+    says += [sentence("Jaws is by Spielberg.", "Spielberg")] if searches else []  # written with passages: it stands
+    says += [sentence("So the answer is: Spielberg.")]
     finds = Finds(always=(Passage("p", "Jaws\nby Spielberg"),))
     ended, prompts = run(FLARE(), says, finds)
-    assert finds.queries == ["Jaws is by Lucas."] * searches
+    assert finds.queries == ["Jaws is by ."] * searches
     assert ended.answer == "Spielberg" and ended.stop_reason is StopReason.ANSWERED
     kept = "Jaws is by Spielberg." if searches else "Jaws is by Lucas."
     assert prompts[-1].messages[-1].content.split("\n")[1:] == ["Previous Thoughts:", kept]
 
 
 def test_flare_does_not_let_an_unsure_answer_stand():
-    says = [sentence("So the answer is: Lucas.", 0.9, 0.1), sentence("So the answer is: Spielberg.", 0.1)]
-    ended, _ = run(BASELINES["flare"](), says, finds := Finds())
-    assert (finds.queries, ended.answer) == (["So the answer is: Lucas."], "Spielberg")
+    says = [sentence("So the answer is: Lucas.", "Lucas"), sentence("So the answer is: Spielberg.", "So")]
+    ended, _ = run(FLARE(), says, finds := Finds())
+    assert (finds.queries, ended.answer) == (["So the answer is: ."], "Spielberg")
 
 
-def test_flare_without_log_probabilities_ends_the_run_with_one_line():
-    with pytest.raises(RunError, match=r"reports no log-probabilities; add --set policy.logprobs=true"):
-        run(BASELINES["flare"](), ["Jaws is a film.\n"], Finds())
+def test_flare_lets_a_sentence_stand_that_has_no_likely_token():
+    ended, _ = run(FLARE(), [sentence("So the answer is: Lucas.", "So the answer is: Lucas.")], finds := Finds())
+    assert (finds.queries, ended.answer) == ([], "Lucas")
+
+
+def test_flare_writes_five_sentences_each_perhaps_twice_and_is_then_asked_for_its_answer():
+    says = [sentence("It is unsure.", "unsure"), sentence("It is sure.")] * 5
+    ended, prompts = run(FLARE(), [*says, "<answer>x</answer>"], finds := Finds(), max_steps=20)
+    assert len(finds.queries) == 5 and len(prompts) == 11
+    assert ended.stop_reason is StopReason.FORCED_ANSWER and prompts[-1].messages[-1].content.count("sure.") == 5
+
+
+@pytest.mark.parametrize("reply", [Completion("Jaws.\n"), Completion("Jaws.\n", logprobs=(-0.1,))])
+def test_flare_without_log_probabilities_of_known_tokens_ends_the_run_with_one_line(reply):
+    with pytest.raises(RunError, match=r"reports no (log-probabilities|tokens that can be decoded); take a model in"):
+        run(FLARE(), [reply], Finds())
+
+
+def test_self_ask_searches_for_the_question_and_leaves_the_need_to_the_policy():
+    finds = Finds(always=(Passage("p", "Jaws\nby Spielberg"),))
+    ended, prompts = run(BASELINES["self_ask"](), ["No.\nSo the final answer is: x"], finds)
+    assert (finds.queries, ended.answer) == ([QUESTION.question], "x")
+    shown = prompts[0].messages[-1].content
+    assert "Are follow up questions needed here:\nDocuments:\n[1] Jaws" in shown
+
+
+def test_self_ask_takes_the_first_question_of_a_reply_and_asks_for_the_answer_after_five_calls():
+    says = ["Yes.\nFollow up: Who?\nFollow up: When?\nIntermediate answer:", "Intermediate answer: him\n"] * 2
+    ended, prompts = run(BASELINES["self_ask"](), [*says, says[0], "<answer>x</answer>"], finds := Finds())
+    assert finds.queries == [QUESTION.question, "Who?", "Who?", "Who?"]
+    assert (ended.answer, ended.stop_reason, len(prompts)) == ("x", StopReason.FORCED_ANSWER, 6)
+    assert "needed here: Yes.\nFollow up: Who?\nIntermediate answer: him" in prompts[-1].messages[-1].content
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -151,7 +183,7 @@ def test_no_passage_decides_what_comes_next(name):
     """A passage that speaks as a policy would is text: the answer and every query are the policy's or the question."""
     says = {
         "ircot": ["Jaws is a film.\n", "So the answer is: x\n"],
-        "flare": [sentence("Jaws.", 0.1), sentence("Jaws is a film.", 1), sentence("So the answer is: x", 1)],
+        "flare": [sentence("Jaws is.", "is"), sentence("Jaws is a film."), sentence("So the answer is: x")],
         "self_ask": ["Follow up: Who?\n", "Intermediate answer: him\n", "So the final answer is: x\n"],
         "search_o1": ["<|begin_search_query|>Who?<|end_search_query|>", "**Final Information** him", "\\boxed{x}"],
     }.get(name, ["<answer>x</answer>"] * 3)
@@ -173,9 +205,7 @@ def test_the_golden_trajectory_is_played_and_read_as_written_down(file):
     completions = []
     for text in golden["completions"]:
         if isinstance(text, dict):
-            text = Completion(
-                text["text"], token_ids=tuple(range(len(text["p"]))), logprobs=tuple(math.log(p) for p in text["p"])
-            )
+            text = sentence(text["text"].rstrip("\n"), text["unlikely"])
         completions.append(text)
     format, trajectory = page.play({**golden, "completions": completions}, BASELINES[golden["format"]]())
     reading = format.read(trajectory)

@@ -49,10 +49,12 @@ class OnePassage:
 
 
 class Unsure(ScriptedLLM):
-    """No token of it was likely, which is when FLARE searches."""
+    """The first of its tokens, which are characters, was not likely, which is when FLARE searches."""
 
     async def complete(self, prompt, sampling):
-        return replace(await super().complete(prompt, sampling), logprobs=(-9.0,))
+        reply = await super().complete(prompt, sampling)
+        logprobs = tuple(-0.1 if number else -9.0 for number in range(len(reply.text)))
+        return replace(reply, token_ids=tuple(map(ord, reply.text)), logprobs=logprobs)
 
 
 def _mark(query):
@@ -67,7 +69,7 @@ def _policy(prompt, sampling):
         tag for tag in ("<query>", "<ask>", "<tool_call>", "<search>") if tag in str(prompt) or tag == "<search>"
     )
     search = f"so {tag}{word}{tag.replace('<', '</')}" if prompt.stop else CALL % word
-    if prompt.stop == ("\n",):  # of the baselines that write line by line
+    if prompt.stop in (("\n",), ("Intermediate answer:",)):  # of the baselines that write line by line
         search = f"Follow up: {word}"
     elif prompt.stop == ("<|end_search_query|>",):
         search = f"<|begin_search_query|>{word}<|end_search_query|>"
