@@ -216,7 +216,7 @@ class FLARE(IRCoT):
         return one_line(decode(likely)) if len(likely) < length else ""
 
 
-class SelfAsk(Baseline):
+class SelfAsk(RAG):
     """Self-Ask with a search engine: follow-up questions and intermediate answers (arXiv:2210.03350).
 
     As in FlashRAG, the first search is for the question, the passages of the latest search are always shown, and the
@@ -233,9 +233,6 @@ class SelfAsk(Baseline):
 
     def stage(self, steps: Sequence[Step]) -> Stage:
         return super().stage([step for step in steps if step.asked])
-
-    def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
-        return None if steps else Search(one_line(question.question))
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """Return the question, the lines so far, and the passages of the latest search."""
@@ -254,17 +251,18 @@ class SelfAsk(Baseline):
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse the intermediate answer; or the first line that answers, or else the first that asks."""
-        if not final and self.stage(steps) is Stage.GROUNDING:
+        if final:
+            return super().parse(completion, steps, final=final)
+        if self.stage(steps) is Stage.GROUNDING:
             said = _line(completion).removeprefix("Intermediate answer:").strip()
             return Note(said) if said else Malformed("no_intermediate_answer")
-        lines = [completion] if final else completion.splitlines()
+        lines = completion.splitlines()
+        for answer in filter(None, map(_answer, lines)):
+            return Answer(answer)
         for line in lines:
-            if answer := _answer(line):
-                return Answer(answer, forced=final)
-        for line in lines:
-            if not final and (query := one_line(line.partition(self.asks)[2])):
+            if query := one_line(line.partition(self.asks)[2]):
                 return Search(query)
-        return Malformed("no_answer" if final else "no_follow_up")
+        return Malformed("no_follow_up")
 
 
 class SearchO1(Baseline):

@@ -114,13 +114,14 @@ def test_ircot_reads_every_search_and_makes_no_more_than_its_limit(limit, calls)
     assert len(prompts) == sum(isinstance(step.action, Search) for step in ended.steps) == calls
 
 
-@pytest.mark.parametrize("before", [("direct", 0), ("rag", 0), ("iter_retgen", 2), ("ircot", 5)])
+@pytest.mark.parametrize("before", [("direct", 0), ("rag", 0), ("iter_retgen", 2), ("ircot", 5), ("self_ask", 5)])
 @pytest.mark.parametrize("says", ["Steven\nSpielberg", "<answer>Steven Spielberg"])
 def test_a_text_without_a_mark_is_the_answer_and_counted_as_such(before, says):
     """FlashRAG's `naive_run` and `run` take all that the model wrote."""
     name, notes = before
     format = BASELINES[name]()
-    ended, _ = run(format, [*["More.\n"] * notes, says], Finds())
+    said = ["Follow up: More?\n", "More.\n"] if name == "self_ask" else ["More.\n"]
+    ended, _ = run(format, [*(said * notes)[:notes], says], Finds())
     assert ended.answer == "Steven Spielberg"
     assert format.read(ended).reason == "untagged" and not format.read(ended).well_formed
 
