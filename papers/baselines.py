@@ -229,7 +229,9 @@ class SelfAsk(RAG):
     most_calls: ClassVar[int] = 5
 
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
-        return sum(step.asked for step in steps) >= min(max_steps - 1, self.most_calls)
+        """Return True for the last call, or behind a reply that neither asks nor answers, as in the original."""
+        is_astray = bool(steps) and isinstance(steps[-1].action, Malformed)
+        return is_astray or sum(step.asked for step in steps) >= min(max_steps - 1, self.most_calls)
 
     def stage(self, steps: Sequence[Step]) -> Stage:
         return super().stage([step for step in steps if step.asked])

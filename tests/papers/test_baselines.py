@@ -171,6 +171,11 @@ def test_self_ask_searches_for_the_question_and_leaves_the_need_to_the_policy():
     assert "Are follow up questions needed here:\nDocuments:\n[1] Jaws" in shown
 
 
+def test_self_ask_asks_at_once_for_the_answer_behind_a_reply_that_neither_asks_nor_answers():
+    ended, prompts = run(BASELINES["self_ask"](), ["Spielberg made it.", "Spielberg"], Finds())
+    assert (ended.answer, ended.stop_reason, len(prompts)) == ("Spielberg", StopReason.FORCED_ANSWER, 2)
+
+
 def test_self_ask_takes_the_first_question_of_a_reply_and_asks_for_the_answer_after_five_calls():
     says = ["Yes.\nFollow up: Who?\nFollow up: When?\nIntermediate answer:", "Intermediate answer: him\n"] * 2
     ended, prompts = run(BASELINES["self_ask"](), [*says, says[0], "<answer>x</answer>"], finds := Finds())
