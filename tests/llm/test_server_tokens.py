@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import LLMError
 from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Completion, Message, Prompt, Span, StopReason, Trajectory
@@ -18,7 +19,7 @@ from reasonrag.formats.hiprag import HiPRAGFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.openai_wire import Encode
-from reasonrag.llm.server import ServerLLM
+from reasonrag.llm.server import ServerLLM, open_server
 from reasonrag.rollout import Engine
 from tests.fakes.model_server import FakeOpenAI
 from tests.toys import QUESTION, SPIELBERG, ToyRetriever
@@ -106,6 +107,15 @@ def test_ids_in_an_open_turn_fall_back_to_its_text_where_a_server_takes_text(tin
     with FakeOpenAI() as server:
         ask(server, encode=chat.text)
     assert server.requests[0]["prompt"].endswith("assistant\n<think>Jaws\n<information>")
+
+
+def test_tokens_of_a_server_are_decoded_by_the_tokenizer_that_encodes_its_prompts(tiny_model: Path):
+    config = ModelConfig(
+        spec="http://127.0.0.1:1/v1", model="served", tokenizer=str(tiny_model), api="completions", vllm=True
+    )
+    server, chat = open_server(config.address, config), ChatTemplate.load(str(tiny_model))
+    assert server.decode and server.decode(chat.token_ids(PROMPT)) == chat.decode(chat.token_ids(PROMPT))
+    assert open_server(config.address, config.model_copy(update={"api": "chat"})).decode is None
 
 
 def test_prompt_ids_that_the_server_does_not_repeat_are_those_that_were_sent():
