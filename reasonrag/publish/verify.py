@@ -108,9 +108,9 @@ def verify(path: Path) -> Verified:
     if (path / CHECKPOINTS).is_dir():  # a published policy has none, and no settings
         verified.check("config.yaml", training.check_settings, path)
     checkpoints = sorted(path.glob(f"{CHECKPOINTS}/checkpoint-*"))
-    for checkpoint in checkpoints:
-        problem = training.checkpoint_problem(checkpoint)
-        verified.note("checkpoints", 1, problem and f"{checkpoint.name}: {problem}")
+    for kept in (*checkpoints, *path.glob(f"{CHECKPOINTS}/rows-*")):  # the same command makes the latter again
+        problem = training.checkpoint_problem(kept)
+        verified.note("checkpoints" if kept in checkpoints else "token rows", 1, problem and f"{kept.name}: {problem}")
     for folder in (path, path / MERGED, path / BEST, *checkpoints):
         _check_model(folder, "" if folder == path else f" of {folder.name}", verified)
     if "tensors" in verified.checks:

@@ -226,21 +226,23 @@ def checkpoint_problem(checkpoint: Path, *, fully: bool = True) -> str:
 
     Files are compared by size and, if `fully`, by checksum.
     """
-    files = (read_json(checkpoint / _MARKER) or {}).get("files")
-    if not isinstance(files, dict):
+    marker = read_json(checkpoint / _MARKER) or {}
+    checksum = marker.pop("checksum", None)  # checkpoints of older versions have none
+    if not isinstance(files := marker.get("files"), dict) or checksum not in (None, short_hash(marker)):
         return f"{_MARKER} is missing or damaged: it was not written to its end"
     return damage(checkpoint, files, fully=fully)
 
 
-def mark_complete(checkpoint: Path, *, seconds: float) -> None:
-    """Write the marker that makes a checkpoint count, once it is on disk: the size and the checksum of each file.
+def mark_complete(checkpoint: Path, *, seconds: float = 0.0) -> None:
+    """Write the marker that makes a checkpoint, or token rows, count: size and checksum of each file, now on disk.
 
     `seconds` is the duration of the run so far.
     """
     # Hidden files are the unfinished ones of an attempt that was killed.
     paths = (path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("."))
     files = checksums(checkpoint, (path for path in paths if path.name != _MARKER), sync=True)
-    write_json(checkpoint / _MARKER, {"seconds": seconds, "files": files}, indent=1)
+    marker = {"seconds": seconds, "files": files}
+    write_json(checkpoint / _MARKER, {**marker, "checksum": short_hash(marker)}, indent=1)
 
 
 def _checkpoints(out: Path) -> list[Path]:
@@ -444,13 +446,16 @@ class TrainingRun(Generic[S]):
         for old in (self.out / CHECKPOINTS).glob("rows-*"):
             if old != path:
                 shutil.rmtree(old)
+        if path.exists() and (problem := checkpoint_problem(path)):
+            self.log(f"the token rows are made again: {problem}")
+            shutil.rmtree(path)
         if not path.exists():
-            # Renamed once it is complete: a process that was killed leaves no half of the rows.
-            unfinished = path.with_name(f"{path.name}.tmp")
             for split, rows in data.make_rows().items():
                 if rows:
-                    Dataset.from_list(rows).save_to_disk(str(unfinished / split))
-            unfinished.replace(path)
+                    Dataset.from_list(rows).save_to_disk(str(path / split))
+            mark_complete(path)
+        for cached in path.glob("*/cache-*"):  # TRL's columns, which have no checksum and are quickly computed again
+            cached.unlink()
         return path
 
     def build_trainer(self, kind: Callable[..., Any], train: Any, test: Any | None, **own: Any) -> Any:
