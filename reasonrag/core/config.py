@@ -21,6 +21,7 @@ from reasonrag.core.settings import (
     gather,
     merge,
     read_yaml,
+    refuse_links,
     setting,
     to_yaml,
     validate,
@@ -516,6 +517,7 @@ class PolicyCard:
         if self.prompts is None:
             return
         # The tree of a prompt set: one folder for each format.
+        refuse_links(Path(self.prompts))
         for text in Path(self.prompts).glob("*/*.txt"):  # FORMAT/NAME.txt; other texts of the folder stay there
             target = folder / OWN_PROMPTS / text.relative_to(self.prompts)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -553,6 +555,7 @@ def carried_settings(address: ModelAddress) -> Tree:
         merge(tree, {"format": {"name": address.rest}})
     prompts = tree.get("format", {}).get("prompts")
     if prompts == OWN_PROMPTS:
+        refuse_links(folder, OWN_PROMPTS)
         tree["format"]["prompts"] = str(folder / OWN_PROMPTS)
     elif prompts not in (None, *SHIPPED_PROMPTS):
         raise ConfigError(

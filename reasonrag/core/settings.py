@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import difflib
+import itertools
 import os
 import re
 import reprlib
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.text import excerpt, find_secrets, one_line, valid_unicode
 
 Tree = dict[str, Any]
@@ -266,6 +268,27 @@ def named_path(text: str) -> Path:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{excerpt(text, 80)!r} cannot be used as a path", quoting=reason) from error
     return path
+
+
+def refuse_links(folder: Path, part: str = "") -> None:
+    """Raise RunError if a folder, or a part of it, holds a pipe, a device, or a link that leads out of the folder.
+
+    Folders come from others, too: through such a link a command would read or overwrite any file of the user.
+    The folder itself may be a link. In the cache of the Hub, links may lead to its blobs.
+    """
+    allowed = [folder.resolve()]
+    allowed += [parent.parent / "blobs" for parent in allowed[0].parents if parent.name == "snapshots"]
+    for place, folders, files in itertools.chain([(folder, [part], [])], os.walk(folder / part)):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            try:
+                mode = path.lstat().st_mode
+            except OSError:  # another process has deleted it
+                continue
+            target = Path(os.path.realpath(path))  # of a circle, the link itself, which leads nowhere
+            leads_out = stat.S_ISLNK(mode) and not any(target.is_relative_to(place) for place in allowed)
+            if leads_out or not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                kind = f"link that leads out of {folder}" if leads_out else "pipe or a device"
+                raise RunError(f"{path} is a {kind}; delete it, or put a copy of what you want there in its place")
 
 
 # --- Comparing settings ---

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from reasonrag.core.config import POLICY_CARD, Config, PolicyCard
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.models import BACKENDS
-from reasonrag.core.settings import to_yaml
+from reasonrag.core.settings import refuse_links, to_yaml
 from reasonrag.core.text import excerpt, quoted
 from reasonrag.evaluation.tables import differences_table, results_table
 from reasonrag.formats import open_format
@@ -136,6 +136,7 @@ def check(path: Path, options: PublishOptions) -> None:
             f"{path} is neither a finished run (run.json) nor a trained policy (training.json); if its command was "
             "stopped, the same command finishes it"
         )
+    refuse_links(path)
     if options.report is not None and not is_policy:
         raise ConfigError(f"{path}: --eval is for a trained policy")
 

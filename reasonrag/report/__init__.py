@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reasonrag.core.errors import RunError
+from reasonrag.core.settings import refuse_links
 from reasonrag.report.attempt_pages import write_evaluation_pages, write_training_pages
 from reasonrag.report.run_pages import write_run_pages
 
@@ -29,6 +30,7 @@ def write_report(path: Path, out: Path | None = None) -> Path:
         RunError: `path` holds nothing finished, `out` holds other files, or the pages cannot be written.
         DataError: tables are damaged.
     """
+    refuse_links(path)
     out = out or path / "report"
     try:
         for name, write in _WRITERS.items():

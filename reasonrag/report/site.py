@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reasonrag.core.errors import RunError
 from reasonrag.core.plots import BarChart, Panel, images
 from reasonrag.core.text import excerpt, one_line, printable
-from reasonrag.storage.files import write_text
+from reasonrag.storage.files import write_text, writing
 from reasonrag.storage.folder import Folder
 from reasonrag.storage.parquet import Row
 
@@ -122,7 +122,8 @@ def open_site(out: Path) -> Iterator[Site]:
             for old in out.glob(pattern):
                 old.unlink()
         for path in assets:
-            (out / path.name).write_bytes(path.read_bytes())
+            with writing(out / path.name) as file:  # a new file: another name of it, a hard link, keeps its content
+                file.write(path.read_bytes())
         for name in ("questions", "data"):
             (out / name).mkdir(exist_ok=True)
         yield Site(out)

@@ -29,7 +29,7 @@ from typing import IO, Any, Literal, Protocol, get_args
 from pydantic import ByteSize, field_validator, model_validator
 
 from reasonrag.core.errors import DataError
-from reasonrag.core.settings import Section, execution, setting
+from reasonrag.core.settings import Section, execution, refuse_links, setting
 from reasonrag.storage.files import read_json, short_hash, write_json, writing
 from reasonrag.storage.folder import Folder, checksums, damage
 
@@ -287,6 +287,7 @@ class IndexFolder:
         Raises:
             DataError: the part is missing or damaged, or it was built over another version of a part.
         """
+        refuse_links(self.path)
         manifest = self.need(part)
         for other in PARTS:
             under = self.manifest(other) if other in manifest.plan.made_of else None

@@ -38,6 +38,7 @@ from reasonrag.core.settings import (
     is_setting,
     known_settings,
     read_yaml,
+    refuse_links,
 )
 from reasonrag.core.types import WHOLE, Shard
 from reasonrag.storage.files import (
@@ -104,6 +105,7 @@ class Folder:
                 raise RunError(f"{self.path} holds other files and no {self.what}; choose a new folder for --out")
             self.path.mkdir(parents=True, exist_ok=True)
             os.close(open_lock(self.path / _LOCK))
+            refuse_links(self.path)
         except OSError as error:
             raise RunError(
                 f"{self.path} cannot hold a {self.what} ({error.strerror}); choose another one for --out"
@@ -369,8 +371,9 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
         overrides: dotted names of settings that differ from the run's.
 
     Raises:
-        RunError: the folder holds no finished run, or its configuration is not as it was written.
+        RunError: the folder holds no finished run, or a link out of it, or its configuration is not as it was written.
     """
+    refuse_links(path)
     summary = read_json(path / "run.json")
     if summary is None:
         raise RunError(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import DataError, RunError, check_limits
+from reasonrag.core.settings import refuse_links
 from reasonrag.core.text import excerpt, parse_json, quoted, valid_unicode
 from reasonrag.storage.files import fsync_folder, naming, place, writing
 
@@ -454,13 +455,15 @@ def read_calls(folder: Path) -> Iterator[Row]:
     Raises:
         DataError: the file cannot be read, or another line is not a call.
     """
+    refuse_links(folder)
     file = folder / CALLS
     try:
         lines = file.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}); name a folder that contrib.record wrote") from error
-    # The last line is empty, or was cut off by a kill.
-    for number, line in enumerate(lines[:-1], 1):
+    if _parsed(lines[-1]) is None:  # empty, or cut off by a kill
+        lines.pop()
+    for number, line in enumerate(lines, 1):
         row = _parsed(line)
         if (
             not isinstance(row, dict)
