@@ -24,6 +24,7 @@ import structlog
 from aiohttp import web
 
 from reasonrag.core.calls import check_url
+from reasonrag.core.errors import ConfigError, InputError
 from reasonrag.core.text import parse_json, redact_data, valid_unicode
 from reasonrag.storage.parquet import CALLS, read_calls
 
@@ -71,15 +72,17 @@ class Recorder:
     """Forwards every request to `upstream`, and appends each finished chat completion to `calls.jsonl`."""
 
     def __init__(self, upstream: str, out: Path) -> None:
-        check_url(upstream, example="https://api.openai.com/v1")
+        check_url(upstream, example=(example := "https://api.openai.com/v1"))
+        if "?" in upstream or "#" in upstream:
+            raise ConfigError(f"--upstream: no query can stand between it and the path of a call; give {example}")
         out.mkdir(parents=True, exist_ok=True)
         self.upstream = upstream.rstrip("/")
         self.file = out / CALLS
         self.conversations = Conversations()
         if self.file.exists():
-            os.truncate(self.file, self.file.read_bytes().rfind(b"\n") + 1)  # a kill may have cut off the last line
             for row in read_calls(out):
                 self.conversations.add(row["request"]["messages"], row["message"], row["conversation"])
+            _end_last_line(self.file)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
@@ -98,7 +101,9 @@ class Recorder:
         named = _NAMED.fullmatch(request.raw_path)
         name, path = (unquote(named[1]), named[2]) if named else (None, request.raw_path)
         path = path.removeprefix("/v1")  # `upstream` ends in the version, as an agent's base URL does
-        if not path.startswith("/"):  # "/v1@evil.example/" would become an address of another server
+        segments = re.split(r"[/\\]", unquote(path.partition("?")[0]))
+        # "/v1@evil.example/" would become an address of another server, dot segments one above the upstream's path.
+        if not path.startswith("/") or {".", ".."} & {*segments}:
             raise web.HTTPNotFound(text="ask below /v1/ or /c/NAME/v1/")
         headers = [(key, value) for key, value in request.headers.items() if key.lower() not in _NOT_FORWARDED]
         headers.append(("Accept-Encoding", "identity"))
@@ -133,6 +138,19 @@ class Recorder:
             log.warning("a call could not be read and is not kept", error=type(error).__name__)
         except OSError as error:
             log.error("a call could not be written and is lost", error=error.strerror)
+
+
+def _end_last_line(file: Path) -> None:
+    """End the last line, which an editor may have left open; cut it off if a kill left only a part of it."""
+    content = file.read_bytes()
+    start = content.rfind(b"\n") + 1
+    try:
+        parse_json(content[start:])
+    except ValueError:
+        os.truncate(file, start)
+    else:
+        with file.open("ab") as opened:
+            opened.write(b"\n")
 
 
 def parse_reply(raw: bytes) -> dict[str, Any]:
@@ -180,7 +198,11 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of calls.jsonl; the same command adds to it")
     parser.add_argument("--port", type=int, default=8020)
     given = parser.parse_args()
-    web.run_app(Recorder(given.upstream, given.out).app(), host="127.0.0.1", port=given.port)
+    try:
+        recorder = Recorder(given.upstream, given.out)
+    except InputError as error:
+        parser.error(str(error))
+    web.run_app(recorder.app(), host="127.0.0.1", port=given.port)
 
 
 if __name__ == "__main__":

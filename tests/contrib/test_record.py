@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
 from contrib.record import Recorder
 from reasonrag.core.errors import ConfigError
@@ -112,6 +113,45 @@ def test_the_agent_gets_the_reply_and_the_key_goes_to_the_model_alone(tmp_path):
     assert KEY not in kept and "my key is ***" in kept
 
 
-def test_an_address_that_cannot_be_used_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="not an http"):
-        Recorder("127.0.0.1:9", tmp_path)
+@pytest.mark.fault(
+    "A16",
+    "dot segments in the path of a call that is recorded, as they are or as %2e; a query in --upstream",
+    "refused; nothing reaches the upstream's server",
+    before="arrived above the upstream's path, with the client's key",
+)
+def test_no_path_leads_above_that_of_the_upstream(tmp_path, figure):
+    paths = ("/v1/%2e%2e/admin", "/v1/%2E./admin", "/v1/x%5c..%5cadmin", "/c/NAME/v1/%2e/admin")
+
+    async def play():
+        async with recording(tmp_path) as (client, _):
+            return [await (await client.get(URL(path, encoded=True))).text() for path in paths]
+
+    replies = asyncio.run(play())
+    figure(f"{replies.count('ask below /v1/ or /c/NAME/v1/')} of {len(paths)} refused")
+    assert {*replies} == {"ask below /v1/ or /c/NAME/v1/"}
+    for address, problem in (("127.0.0.1:9", "not an http"), ("http://127.0.0.1:9/v1?key=abc", "no query")):
+        with pytest.raises(ConfigError, match=problem):
+            Recorder(address, tmp_path)
+
+
+@pytest.mark.fault(
+    "A16",
+    "the last line of a recording has no line end, or was cut off by a kill",
+    "a whole call is kept, a part of one is cut off",
+    before="the last whole call was deleted without a word",
+)
+def test_a_whole_last_call_without_a_line_end_is_kept(tmp_path, figure):
+    async def play():
+        async with recording(tmp_path) as (client, _):
+            await converse(client, "Who directed Jaws?", stream=False)
+
+    asyncio.run(play())
+    file, kept = tmp_path / CALLS, []
+    whole = file.read_bytes()
+    for cut in (1, 2, 0):
+        file.write_bytes(whole[: len(whole) - cut])
+        before = len(list(read_calls(tmp_path)))
+        Recorder("http://127.0.0.1:9/v1", tmp_path)
+        kept.append((before, file.read_bytes().count(b"\n")))
+    figure(f"without a line end {kept[0][1]} of 2 calls, cut {kept[1][1]}")
+    assert kept == [(2, 2), (1, 1), (2, 2)]
