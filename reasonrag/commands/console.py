@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import shlex
-import signal
 import sys
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from reasonrag.core.event_loop import draining
 from reasonrag.core.text import duration, one_line, printable
 
 if TYPE_CHECKING:
@@ -182,13 +182,13 @@ class Stop:
     @contextlib.asynccontextmanager
     async def show(self, work: Progress, drain: Callable[[], None]) -> AsyncIterator[None]:
         """Show the progress of some work while the body runs, and call `drain` at the first signal."""
-        loop = asyncio.get_running_loop()
-        previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        # Handlers of the event loop run between its steps,
-        # so a commit to the journal is never cut in two.
-        for number in previous:
-            loop.add_signal_handler(number, self._on_signal, number, drain)
-        with Display(self.console, work) as display:
+
+        def stop(number: int) -> None:
+            self.number = number
+            drain()
+            self.console.print("stopping when the calls in flight have ended; press Ctrl-C again to stop now")
+
+        with draining(stop), Display(self.console, work) as display:
             printing = asyncio.create_task(display.print_lines())
             try:
                 yield
@@ -197,17 +197,6 @@ class Stop:
                 # A log keeps the last line; on a terminal it was shown live.
                 if not self.console.is_terminal:
                     display.print_progress()
-                for number, handler in previous.items():
-                    loop.remove_signal_handler(number)
-                    signal.signal(number, handler)
-
-    def _on_signal(self, number: int, drain: Callable[[], None]) -> None:
-        if self.number:
-            self.console.show_cursor(True)  # the live display hid it
-            os._exit(128 + number)  # threads of a model would keep the process; the journal is whole at any moment
-        self.number = number
-        drain()
-        self.console.print("stopping when the calls in flight have ended; press Ctrl-C again to stop now")
 
     def print_resume_hint(self) -> int:
         """Print how to resume after a stop; return the exit code."""

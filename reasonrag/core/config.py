@@ -15,6 +15,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import DEMO_FORMATS, ModelAddress, choices
 from reasonrag.core.settings import (
     CHAT_TEMPLATE,
+    MOST,
     Section,
     Tree,
     execution,
@@ -206,7 +207,11 @@ class FormatConfig(Section):
     prompts: str = execution("default", "prompt texts: default, brief, or a folder", "--prompts")
     max_steps: int = setting(8, "maximum actions in a trajectory; the last one must answer", "--max-turns", ge=1)
     max_searches: int | None = setting(
-        None, "maximum searches in a trajectory; after the last one the policy must answer", "--max-searches", ge=0
+        None,
+        "maximum searches in a trajectory; after the last one the policy must answer",
+        "--max-searches",
+        ge=0,
+        le=MOST,
     )
 
 
@@ -220,10 +225,14 @@ class SearchConfig(Section):
     )
     iterations: int = setting(64, "MCTS iterations per tree", "--iterations", ge=1)
     lag: int = setting(
-        8, "iterations of a tree in flight while the next one selects; 0 is the search of the paper", "--lag", ge=0
+        8,
+        "iterations of a tree in flight while the next one selects; 0 is the search of the paper",
+        "--lag",
+        ge=0,
+        le=1000,
     )
     max_calls: int | None = setting(None, "maximum policy and judge calls per tree", "--max-calls", ge=1)
-    max_children: int = setting(3, "maximum children of a node", "--max-children", ge=1)
+    max_children: int = setting(3, "maximum children of a node", "--max-children", ge=1, le=1000)
     selection: Literal["puct", "ucb1"] = setting("puct", "formula that selects a child: Eq. 5 or UCB1", "--selection")
     c_uct: float = setting(1.414, "exploration weight in Eq. 5 and UCB1", ge=0)
     rejudge_terminal: bool = setting(False, "ask the judge again at every visit of an answer")
@@ -235,7 +244,7 @@ class ValueConfig(Section):
     kind: Literal["rollout", "judge", "prm"] = setting(
         "rollout", "value of a new node: by rollouts (Eq. 1), a judge (Eq. 6), or the process reward model", "--value"
     )
-    rollouts: int = setting(2, "rollouts per new node: k of Eq. 1", "--rollouts", ge=1)
+    rollouts: int = setting(2, "rollouts per new node: k of Eq. 1", "--rollouts", ge=1, le=1000)
     alpha: float = setting(0.9, "SPRE decay per action; 1 removes the shortest-path term", "--alpha", gt=0, le=1)
     weighting: Literal["trajectories", "visits"] = setting(
         "trajectories", "average for the SPRE of a node: every complete trajectory once, or children by their visits"
@@ -247,9 +256,9 @@ class ChoiceConfig(Section):
 
     prm: str | None = execution(None, PRM, "--prm")
     candidates: int = setting(
-        1, "steps sampled in each state; the one that --prm values highest is taken", "--step-candidates", ge=1
+        1, "steps sampled in each state; the one that --prm values highest is taken", "--step-candidates", ge=1, le=1000
     )
-    best_of: int = setting(1, "attempts at a question, of which --choose keeps one", "--best-of", ge=1)
+    best_of: int = setting(1, "attempts at a question, of which --choose keeps one", "--best-of", ge=1, le=1000)
     rule: Literal["prm", "majority", "first"] = setting(
         "prm", "attempt that is kept: by the value of --prm, by the most frequent answer, or the first", "--choose"
     )
@@ -265,7 +274,11 @@ class PairsConfig(Section):
         "--pair-rule",
     )
     confirm: int = setting(
-        4, "fresh rollouts of each side of a pair, made after the search to confirm it; 0 makes none", "--confirm", ge=0
+        4,
+        "fresh rollouts of each side of a pair, made after the search to confirm it; 0 makes none",
+        "--confirm",
+        ge=0,
+        le=1000,
     )
     min_confidence: float = execution(
         0.8, "minimum probability that the order of two steps is right", "--min-confidence", ge=0, le=1

@@ -15,8 +15,8 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -30,6 +30,7 @@ _LOOKS = 20  # Looks are counted, not seconds: a process that was stopped (SIGST
 CLOSE_S = 5.0
 """Limit on closing a thread that may hang."""
 _END_S = 10.0  # for a stalled run to end by itself
+_ANSWER_S = 2.0  # for an event loop to answer a signal
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -60,12 +61,51 @@ def end_on_signals() -> None:
         signal.signal(number, _stop)
 
 
+@contextmanager
+def draining(drain: Callable[[int], object]) -> Iterator[None]:
+    """Let the event loop call `drain` at the first Ctrl-C or SIGTERM; end the process at once at the second.
+
+    The process also ends if the loop does not answer the first one within `_ANSWER_S`, whatever keeps it busy.
+    """
+    import asyncio
+
+    loop, arrived, answered = asyncio.get_running_loop(), threading.Event(), threading.Event()
+    numbers: list[int] = []
+
+    def answer() -> None:  # between two steps of the loop, so that a commit to the journal is never cut in two
+        answered.set()
+        drain(numbers[0])
+
+    def receive(number: int, interrupted: object) -> None:
+        numbers.append(number)
+        if len(numbers) > 1:
+            _stop(number, interrupted)
+        loop.call_soon_threadsafe(answer)
+        arrived.set()
+
+    def watch() -> None:
+        arrived.wait()
+        if not any(answered.wait(_ANSWER_S / _LOOKS) for _ in range(_LOOKS)):
+            _stop(numbers[0], None)
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+    previous = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        answered.set()
+        arrived.set()  # the thread ends
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 def _stop(number: int, interrupted: object) -> None:
     # An exception could be swallowed by a bare `except` of a
     # library that is being imported, and a stream may be busy.
     with suppress(OSError, ValueError):
         if select.select([], [2], [], 0)[1]:  # else the pipe is full and not read, and writing would never end
-            os.write(2, b"stopped; finished work is kept, and the same command goes on\n")
+            cursor = b"\x1b[?25h" if os.isatty(2) else b""  # a live display hid it
+            os.write(2, cursor + b"stopped; finished work is kept, and the same command goes on\n")
     os._exit(128 + number)
 
 

@@ -70,7 +70,7 @@ class ListenSettings(Section):
     """Where a server listens on this machine (always on 127.0.0.1), and how it ends."""
 
     port: int = setting(8000, "port to listen on; 0 takes a free one", "--port", ge=0, le=65535)
-    max_body_bytes: int = setting(4 << 20, "maximum bytes of a request's body", ge=1)
+    max_body_bytes: int = setting(4 << 20, "maximum bytes of a request's body", ge=1, le=1 << 30)
     drain_s: int = setting(30, "seconds to finish requests in flight after SIGTERM or Ctrl-C", ge=1)
 
 

@@ -39,6 +39,7 @@ CHAT_TEMPLATE = (
     f"{', '.join(CHAT_TEMPLATES)}, or a Jinja file"
 )
 
+MOST = 1_000_000
 COMMIT = "_commit"  # ends the name of a Hub commit in an identity, which earlier versions did not write
 EXECUTION = "execution"  # marks the fields that `execution` declares
 # A text stands for a tuple of one text.
@@ -66,8 +67,10 @@ def setting(default: Any, description: str, flag: str | None = None, **limits: f
         default: value if none is given.
         description: help text of the flag, and text in `docs/settings.md`.
         flag: flag that sets the field, such as `--seed`.
-        limits: `ge`, `gt`, `le` and `lt`, as pydantic's `Field` takes them.
+        limits: `ge`, `gt`, `le` and `lt`, as pydantic's `Field` takes them. Counts are at most `MOST` without `le`.
     """
+    if "ge" in limits and (limits["ge"] >= 1 or type(default) is int):  # a count, which nothing can hold if it is huge
+        limits.setdefault("le", MOST)
     # Flags and marks travel in the metadata of the field, which pydantic keeps and does not read.
     field = Field(default, description=description, **limits)  # type: ignore[call-overload]
     if flag:
@@ -278,7 +281,7 @@ def refuse_links(folder: Path, part: str = "") -> None:
     """
     allowed = [folder.resolve()]
     allowed += [parent.parent / "blobs" for parent in allowed[0].parents if parent.name == "snapshots"]
-    for place, folders, files in itertools.chain([(folder, [part], [])], os.walk(folder / part)):
+    for place, folders, files in itertools.chain([(str(folder), [part], [])], os.walk(folder / part)):
         for path in (Path(place, name) for name in (*folders, *files)):
             try:
                 mode = path.lstat().st_mode

@@ -40,7 +40,7 @@ class RolloutSettings(Section):
     """
 
     group_size: int = setting(
-        8, "trajectories per question: G of GRPO; 1 is for ppo and reinforce++ only", "--group-size", ge=1
+        8, "trajectories per question: G of GRPO; 1 is for ppo and reinforce++ only", "--group-size", ge=1, le=10_000
     )
     questions_per_step: int = setting(16, "questions per batch of rollouts", "--questions-per-step", ge=1)
     minibatches: int = setting(1, "optimizer steps of a training step: parts of its batch of rollouts", ge=1)
@@ -73,14 +73,14 @@ class PPOSettings(Section):
     """Advantages of tokens, and PPO's value model. The defaults are verl's."""
 
     lam: float = setting(1.0, "lambda of GAE; 1 uses whole returns, 0 the next value alone", ge=0, le=1)
-    learning_rate: float = setting(1e-5, "peak learning rate of the value model", gt=0)
+    learning_rate: float = setting(1e-5, "peak learning rate of the value model", gt=0, le=1)
     warmup_ratio: float = setting(0.0, "share of the steps during which that learning rate rises", ge=0, lt=1)
 
 
 class PlanSettings(Section):
     """`rl plan`: Search-P1's reference plans, from K correct trajectories (sec. 3.2.1, Eq. 5)."""
 
-    candidates: int = setting(4, "trajectories per question: K of Search-P1, Eq. 5", "--candidates", ge=1)
+    candidates: int = setting(4, "trajectories per question: K of Search-P1, Eq. 5", "--candidates", ge=1, le=1000)
     show_answer: bool = setting(
         False,
         "where no trajectory helps, let the planner plan from the golden answer (Search-P1, App. D.2)",
@@ -165,6 +165,7 @@ class RLSettings(TrainSettings):
         "KL weight: how strongly the policy is held to the reference model. With 0, no reference model is loaded",
         "--beta",
         ge=0,
+        le=1000,
     )
     epsilon: float = setting(0.2, "clipping range of the probability ratio around 1", gt=0)
     epsilon_high: float | None = setting(

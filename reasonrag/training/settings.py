@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from reasonrag.core.settings import CHAT_TEMPLATE, Section, Tree, execution, setting
+from reasonrag.core.settings import CHAT_TEMPLATE, MOST, Section, Tree, execution, setting
 
 
 def _learning_rate(rates: Mapping[str, float]) -> Any:
     shown = f"{rates['full']:g} for all weights, {rates['lora']:g} for adapters"
-    return setting(None, f"peak learning rate (default: {shown})", "--learning-rate", gt=0)
+    return setting(None, f"peak learning rate (default: {shown})", "--learning-rate", gt=0, le=1)
 
 
 class LoraSettings(Section):
@@ -88,14 +88,16 @@ class PairSettings(TrainSettings):
     min_examples: int = execution(
         200, "refuse to train on fewer pairs, or steps: so few teach noise", "--min-examples", ge=1
     )
-    num_train_epochs: float = setting(1.0, "passes over the training data", "--epochs", gt=0)
+    num_train_epochs: float = setting(1.0, "passes over the training data", "--epochs", gt=0, le=MOST)
     max_steps: int = setting(-1, "optimizer steps; -1 trains for num_train_epochs", ge=-1)
 
 
 class DPOSettings(PairSettings):
     """Direct preference optimisation on steps (arXiv:2505.14069, eq. 3, with the reference model it leaves out)."""
 
-    beta: float = setting(0.3, "KL weight: how strongly the policy is held to the reference model", "--beta", gt=0)
+    beta: float = setting(
+        0.3, "KL weight: how strongly the policy is held to the reference model", "--beta", gt=0, le=1000
+    )
     loss_type: str = setting(
         "sigmoid,sft",
         "loss function, by its name in TRL. Several with commas between them are added up; sft, the chosen step's "

@@ -12,10 +12,17 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from reasonrag.core.config import Config
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import gather, validate
+from reasonrag.online_rl.settings import RLSettings
+from reasonrag.training.settings import DPOSettings
 from tests import warmed
 from tests.e2e import product
 from tests.faults.commands import Commands, has_begun, used_s
@@ -131,3 +138,60 @@ def test_sigterm_ends_a_process_whose_stderr_nobody_reads(tmp_path: Path, figure
         child.kill()
     figure(f"exit code {code}")
     assert code == 128 + signal.SIGTERM
+
+
+class Busy:
+    """A retriever that never lets the event loop go on."""
+
+    fingerprint = "busy"
+
+    def __init__(self, config: object, questions: object = None) -> None:
+        return
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[Any]:
+        print("busy", flush=True)
+        while True:
+            sum(range(1000))
+
+    async def aclose(self) -> None:
+        return
+
+
+@pytest.mark.fault(
+    "3", "SIGTERM while the event loop is busy, once and twice", "it exits with 143", before="only SIGKILL ended it"
+)
+@pytest.mark.parametrize("signals", [1, 2])
+def test_sigterm_ends_a_process_whose_event_loop_is_busy(tmp_path: Path, signals: int, figure: Figure) -> None:
+    busy = ("--retriever", f"python:{__name__}:Busy", "--policy", "extractive", "--dataset", "demo")
+    child = warmed.Child(warmed.reasonrag, ("build-tree", *busy, "--out", str(tmp_path / "out")), product.environment())
+    try:
+        product.wait_until(lambda: "busy" in child.printed() or child.poll() is not None)
+        for _ in range(signals):
+            child.send_signal(signal.SIGTERM)
+        code = child.wait(60)
+    finally:
+        child.kill()
+    figure(f"{signals} signals: exit code {code}")
+    assert code == 128 + signal.SIGTERM, child.said()
+
+
+@pytest.mark.fault(
+    "A18",
+    "counts of 10^7, 10^30, -1 for flags that repeat work, and rates of 2^32",
+    "refused in a line that names the most",
+    before="memory without end and no end by SIGTERM, or a traceback",
+)
+def test_a_count_has_a_bound(figure: Figure) -> None:
+    counts = ("search.iterations", "search.max_children", "value.rollouts", "pairs.confirm", "choice.best_of")
+    refused = 0
+    for model, names in (
+        (Config, counts),
+        (DPOSettings, ("gradient_accumulation_steps", "learning_rate", "beta", "num_train_epochs")),
+        (RLSettings, ("rollout.group_size", "rollout.questions_per_step", "max_steps", "learning_rate")),
+    ):
+        for name in names:
+            for value in (10_000_000, 2**63, 10**30, -1):
+                with pytest.raises(ConfigError, match=r"(less|greater) than"):
+                    validate(model, gather({}, overrides={name: value}))
+                refused += 1
+    figure(f"{refused} of {refused} refused")
