@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import gzip
 import itertools
+import math
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,8 @@ _BATCH_ROWS = 128
 _GROUP_BYTES = 16 << 20  # of a row group in memory; a reader holds one, too
 _NAMED_ROWS = 5  # of one kind of problem, in a message
 _MOST_LINE_BYTES = 64 << 20
+_MOST_BLANK_BYTES = 1 << 20
+_MOST_UNPACKED = 200  # times the size of a .gz file, after its first 64 MiB; rows of real texts are 3 to 20 times
 _MOST_JSON_BYTES = 2 << 30  # a list is read as a whole, and takes several times as much memory
 _CALL_FIELDS = ("conversation", "call", "request", "message", "finish_reason")
 
@@ -327,6 +331,8 @@ def raw_rows(path: Path) -> Iterator[NumberedRow]:
     name = path.name.lower()
     if path.exists() and not name.endswith(SUFFIXES):
         raise DataError(f"{path}: unknown kind of file; give one of {', '.join(SUFFIXES)}")
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise DataError(f"{path}: not a file; give one of {', '.join(SUFFIXES)}")
     kind = _parquet_rows if name.endswith(".parquet") else _json_rows if name.endswith(".json") else _jsonl_rows
     try:
         yield from kind(path)
@@ -337,6 +343,7 @@ def raw_rows(path: Path) -> Iterator[NumberedRow]:
 
 
 def _jsonl_rows(path: Path) -> Iterator[NumberedRow]:
+    blank_bytes = 0
     for number, line in enumerate(_lines(path), 1):
         if len(line) > _MOST_LINE_BYTES:
             raise DataError(
@@ -344,25 +351,32 @@ def _jsonl_rows(path: Path) -> Iterator[NumberedRow]:
             )
         if line.strip():
             yield number, _parsed(line)
+        elif (blank_bytes := blank_bytes + len(line)) > _MOST_BLANK_BYTES:
+            raise DataError(f"{path}: more than {_MOST_BLANK_BYTES >> 20} MiB of blank lines; is it a file of rows?")
 
 
 def _lines(path: Path) -> Iterator[bytes]:
     """Yield lines, and a part of one that is too long: a small file may unpack to more than the memory."""
     with contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(path.open("rb"))
+        unpacked, left = None, math.inf
         if path.name.lower().endswith(".gz"):
             file = unpacked = gzip.GzipFile(fileobj=file)
+            left = _MOST_LINE_BYTES + _MOST_UNPACKED * path.stat().st_size
             # wiki-18.jsonl.gz, the usual Wikipedia dump of 2018, is a tar archive of one file.
             if unpacked.peek(512)[257:262] == b"ustar":
                 archive = stack.enter_context(tarfile.open(fileobj=unpacked, mode="r|"))
                 member = next((member for member in archive if member.isfile()), None)
                 file = archive.extractfile(member) if member else None
-        while file is not None and (line := file.readline(_MOST_LINE_BYTES + 1)):
+        while file is not None and left >= 0 and (line := file.readline(_MOST_LINE_BYTES + 1)):
+            left -= len(line)
             yield line
-        if path.name.lower().endswith(".gz"):
+        if unpacked is not None:
             # The checksum stands at the end, behind a tar archive's last member.
-            while unpacked.read(1 << 20):
-                pass
+            while left >= 0 and (rest := unpacked.read(1 << 20)):
+                left -= len(rest)
+        if left < 0:
+            raise DataError(f"{path}: unpacks to more than {_MOST_UNPACKED} times its size, which no rows do")
 
 
 def _json_rows(path: Path) -> Iterator[NumberedRow]:
@@ -419,19 +433,21 @@ class RowProblems:
     def __init__(self, source: str) -> None:
         """Name the file or data set (`source`) for the message."""
         self.source = source
-        self._rows: dict[str, list[str]] = {}
+        self._rows: dict[str, list[str]] = {}  # the first few of each kind, which is all that a message names
+        self._counts = Counter[str]()
 
     def add(self, kind: str, row: int | str, value: object = None) -> None:
         """Note that a row, named or 1-based, has the problem `kind`; show `value` if it helps."""
-        shown = "" if value is None else f" {quoted(value)}"
-        self._rows.setdefault(kind, []).append(f"{row}{shown}")
+        self._counts[kind] += 1
+        if self._counts[kind] <= _NAMED_ROWS:
+            self._rows.setdefault(kind, []).append(str(row) if value is None else f"{row} {quoted(value)}")
 
     def lines(self) -> list[str]:
         """Return a line for each kind of problem: in how many rows, and the first few."""
         lines = []
-        for kind, rows in self._rows.items():
-            named = ", ".join(rows[:_NAMED_ROWS]) + (", ..." if len(rows) > _NAMED_ROWS else "")
-            lines.append(f"{kind} in {len(rows)} row{'s' * (len(rows) > 1)} ({named})")
+        for kind, count in self._counts.items():
+            named = ", ".join(self._rows[kind]) + (", ..." if count > _NAMED_ROWS else "")
+            lines.append(f"{kind} in {count} row{'s' * (count > 1)} ({named})")
         return lines
 
     def check(self, advice: str) -> None:

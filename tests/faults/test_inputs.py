@@ -254,6 +254,35 @@ def test_a_line_without_an_end(tmp_path: Path, rounds: Rounds, figure: Figure) -
 
 @pytest.mark.fault(
     "27",
+    "60 MB of blank lines in 60 kB, 100 MB of rows, or of what stands behind them, in 100 kB, a pipe",
+    "refused in a line after a megabyte of blank lines, or 64 MiB of what unpacks too well",
+    before="19 s of CPU time before the first word, memory for each row, or no end",
+)
+def test_a_file_of_nothing_much(tmp_path: Path, figure: Figure) -> None:
+    archived = io.BytesIO()
+    with tarfile.open(fileobj=archived, mode="w") as archive:
+        for name, size in (("q.jsonl", 10), ("padding", 100 << 20)):
+            entry = tarfile.TarInfo(name)
+            entry.size = size
+            archive.addfile(entry, io.BytesIO(b"\n" * size))
+    files = {
+        "blank.jsonl.gz": (gzip.compress(b"\n" * 60_000_000, 1), "1 MiB of blank lines"),
+        "blank.jsonl": (b" \n" * 600_000, "1 MiB of blank lines"),
+        "rows.jsonl.gz": (gzip.compress((b"[%s]\n" % (b" " * (1 << 20))) * 100, 9), "200 times its size"),
+        "tar.jsonl.gz": (gzip.compress(archived.getvalue(), 9), "200 times its size"),
+    }
+    for name, (data, said) in files.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(DataError, match=said):
+            load_questions(str(tmp_path / name))
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match="not a file; give one of"):
+        load_questions(str(tmp_path / "pipe.jsonl"))
+    figure(f"{len(files) + 1} of {len(files) + 1} refused; the smallest has {len(files['blank.jsonl.gz'][0]):,} bytes")
+
+
+@pytest.mark.fault(
+    "27",
     "a .json file of 10 GB, or one that is larger than `ulimit -v`: trajectories, questions, a corpus",
     "one line with its size and what to write instead, exit code 2",
     before="a MemoryError, or no memory left for the machine",
