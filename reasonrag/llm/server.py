@@ -51,6 +51,7 @@ log = structlog.get_logger()
 _KEEP_ALIVE_S = 4.0
 _CHECK_TIMEOUT_S, _HELLO_TIMEOUT_S = 15.0, 60.0
 _MOST_OF_LISTS = 16 << 20  # bytes of a list of models
+_LARGE = 1 << 20  # bytes of a reply that is parsed outside the event loop, which is busy for 10 ms else
 _NO_ROUTE = frozenset({404, 405, 501})
 NAME_IT = "add --policy-model (or --judge-model); in eval, --policy NAME=URL#MODEL"
 
@@ -129,10 +130,9 @@ class ServerLLM:
         )
         self.slots = self._addresses.slots
         self.decode: Callable[[Sequence[int]], str] | None = None  # of the tokenizer that encodes prompts here
-        # A long prompt takes a millisecond to encode,
-        # mostly without the interpreter's lock; a tokenizer
-        # that is asked from two threads at a time may fail.
-        self._encoder = Worker(f"the tokenizer of {self.name}") if self._wire.encode else None
+        # A long prompt takes a millisecond to encode, mostly without the interpreter's lock, and a reply of
+        # 30 MB takes .3 s to parse; a tokenizer that is asked from two threads at a time may fail.
+        self._worker = Worker(f"the tokenizer of {self.name}")
         self._open: aiohttp.ClientSession | None = None
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
@@ -235,9 +235,9 @@ class ServerLLM:
 
     async def _encoded(self, prompt: Prompt) -> Encoded:
         """Return the prompt as the completions endpoint takes it; None for the chat endpoint."""
-        if self._encoder is None or self._wire.encode is None:
+        if self._wire.encode is None:
             return None
-        return await self._encoder.call(self._wire.encode, prompt)
+        return await self._worker.call(self._wire.encode, prompt)
 
     async def _send(
         self, prompt: Prompt, encoded: Encoded, sampling: Sampling, request: Request, url: str, left_s: float
@@ -249,8 +249,9 @@ class ServerLLM:
         reply, payload = await exchange(self._session(), "POST", url + self._wire.route, *limits, data=request_body)
         status = reply.status
         if status == 200:
+            parse = partial(self._wire.completion, payload, prompt, sampling, parameters.get("prompt"))
             try:
-                completion = self._wire.completion(payload, prompt, sampling, parameters.get("prompt"))
+                completion = await self._worker.call(parse) if len(payload) > _LARGE else parse()
             except BadReply as error:
                 raise Unavailable(self._shown(str(error).encode()), cause="bad_reply") from error
             request.tokens = completion.completion_tokens or 1

@@ -361,3 +361,26 @@ def test_servers_that_start_late(tmp_path: Path, figure: Figure) -> None:
     )
     assert late.returncode == 0 and messages == 2, late.stderr
     assert never.returncode == 2 and never.stderr.splitlines()[-1].startswith("error: no server answers at")
+
+
+@pytest.mark.fault(
+    "A19",
+    "replies of 20 MB, which max_tokens of 131,072 allows",
+    "parsed outside the event loop, which answers signals and other questions meanwhile",
+    before="60 at once: the event loop stood still for 15 s",
+)
+def test_large_replies_do_not_block_the_event_loop(figure: Figure) -> None:
+    numbers = [0.5] * 4_000_000  # a field that is not read
+    large = json.dumps({"choices": [{"message": {"content": "Jaws"}, "finish_reason": "stop"}], "extra": numbers})
+
+    async def ask() -> list[str]:
+        async with aclosing(engine(server)) as llm:
+            return await asyncio.gather(*(outcome(llm.complete(PROMPT, Sampling(max_tokens=131072))) for _ in range(4)))
+
+    with FakeOpenAI(faults=always(Answer(200, large))) as server:
+        began, began_here = time.process_time(), time.thread_time()
+        found = asyncio.run(ask())
+        here, all_s = time.thread_time() - began_here, time.process_time() - began
+    figure(f"{len(found)} replies: {here:.1f} of {all_s:.1f} s of CPU time in the thread of the event loop")
+    assert {*found} == {"answered"}
+    assert here < all_s / 4, (here, all_s)
