@@ -213,3 +213,12 @@ def test_a_terminal_of_ascii(finished_run: Path, figure: Figure) -> None:
     figure(f"{len(done.stdout):,} characters of output, equal but for {escapes} that are escaped")
     assert (done.returncode, done.stderr) == (0, "")
     assert escapes and done.stdout.isascii()
+
+
+@pytest.mark.fault("39", "a tag of an action that CI uses is moved", "CI runs the commit that was named")
+def test_actions_are_pinned_by_commit(figure: Figure) -> None:
+    workflows = [*(PACKAGE.parent / ".github" / "workflows").glob("*.yml")]
+    used = re.findall(r"uses: *(.*)", "\n".join(path.read_text() for path in workflows))
+    pinned = [action for action in used if re.fullmatch(r"[\w/-]+@[0-9a-f]{40} +# v[\d.]+", action)]
+    figure(f"{len(pinned)} of {len(used)} pinned in {len(workflows)} workflows")
+    assert pinned == used and len(workflows) == 2
