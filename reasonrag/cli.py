@@ -94,8 +94,9 @@ class Redacted:
         """Whether nothing that is written reaches anybody."""
         return self._given_up or self._stream.closed
 
-    def write(self, text: str) -> int:
+    def write(self, text: str | bytes) -> int:
         """Write the text redacted. A secret is found only if one call holds all of it."""
+        text = text if isinstance(text, str) else text.decode()  # click's shell completion comes as bytes
         with self._giving_up():
             self._stream.write(redact(text))
         return len(text)

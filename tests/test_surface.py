@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import reasonrag
+from tests.e2e import product
 
 
 def test_every_name_of_the_surface_is_there_documented_and_typed():
@@ -36,3 +37,10 @@ def test_importing_the_package_imports_nothing_else():
     code = "import sys; import reasonrag; print([name for name in sys.modules if name.startswith('reasonrag.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_shell_completes_commands_and_flags():
+    for words, completed in (("reasonrag build-", "build-tree"), ("reasonrag dpo train --epo", "--epochs")):
+        typed = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = product.run(fresh=True, _REASONRAG_COMPLETE="bash_complete", **typed)
+        assert (done.stdout, done.stderr) == (f"plain,{completed}\n", "")

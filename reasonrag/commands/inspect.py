@@ -56,9 +56,11 @@ def show(run: Path, question: str | None, out: Path | None, as_json: bool, **giv
 
     Numbers: nodes, pairs by type and depth, margins, lengths, calls, cost. Tree: visits,
     values, SPRE, the best path, and which step is preferred to which.
+    With --depth, --best or --out and no QUESTION it is the first tree.
 
     \b
       reasonrag show runs/hotpot
+      reasonrag show runs/hotpot --best
       reasonrag show runs/hotpot 5a8b57f25542995d1e6f1371 --best
       reasonrag show runs/hotpot 5a8b57f25542995d1e6f1371 --best --out tree.svg
     """
@@ -67,11 +69,10 @@ def show(run: Path, question: str | None, out: Path | None, as_json: bool, **giv
     from reasonrag.report.trees import stats, tree_of
     from reasonrag.storage.files import write_text
 
-    if question is None and (out or any(given.values())):
-        raise ConfigError("--out, --depth and --best are about a tree; name a question after the run")
-    if question is None and as_json:
+    of_tree = question is not None or out is not None or any(given.values())
+    if as_json and not of_tree:
         print(json.dumps(stats(run), indent=2, allow_nan=False))
-    elif question is None:
+    elif not of_tree:
         table_console().print(terminal.tables(stats(run)))
     elif out is None:
         table_console().print(terminal.drawing(tree_of(run, question), **given))

@@ -56,18 +56,24 @@ def _explained(path: str, action: str, advice: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         # SystemExit: a script without `if __name__ == "__main__"`
         # may end the process when it is imported.
-        lines = [
-            (frame.f_code.co_filename, line)
-            for frame, line in traceback.walk_tb(error.__traceback__)
-            if frame.f_globals.get("__name__", "").partition(".")[0] not in ("reasonrag", "importlib")
-        ]
-        if isinstance(error, SyntaxError):
-            lines = [(str(error.filename), error.lineno or 0)]
-        if lines:  # the innermost line of the file where it began: deeper files are mostly libraries
-            file, line = [position for position in lines if position[0] == lines[0][0]][-1]
-            advice = f"its code fails at {file}:{line}; mend it there"
+        if place := place_of(error):
+            advice = f"its code fails at {place}; mend it there"
         problem = f"python:{path} cannot be {action}: {advice}"
         raise ConfigError(problem, quoting=f"{type(error).__name__}: {error}") from error
+
+
+def place_of(error: BaseException) -> str:
+    """Return `FILE:LINE` of the code of others that raised an error; "" if only ours has."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno or 0}"
+    lines = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("reasonrag", "importlib", "asyncio")
+    ]
+    # The innermost line of the file where it began: deeper files are mostly libraries.
+    same_file = [position for position in lines if position[0] == lines[0][0]]
+    return "{}:{}".format(*same_file[-1]) if same_file else ""
 
 
 @cache

@@ -20,6 +20,7 @@ import structlog
 from reasonrag.core.calls import RETRIES, SlotCounts
 from reasonrag.core.errors import BackendError, Interrupted, RunError, check_limits
 from reasonrag.core.event_loop import STALL_S, progressing
+from reasonrag.core.plugins import place_of
 from reasonrag.core.text import excerpt, one_line, pace
 from reasonrag.core.types import Question
 from reasonrag.llm.journaled import JournaledLLM
@@ -103,7 +104,8 @@ async def work_through(
             progress.causes[cause] += 1
             if progress.causes[cause] == 1:
                 message = "question set aside; others for this cause are counted"
-                log.warning(message, question=question.id, cause=cause, error=excerpt(str(error)))
+                bug = {"place": place_of(error)} if cause.startswith("bug:") else {}
+                log.warning(message, question=question.id, cause=cause, error=excerpt(str(error)), **bug)
             await failed(place, question, cause, error)
         else:
             progress.done += 1

@@ -7,6 +7,7 @@ arXiv:2505.14069, and quantiles of what its Figure 3 draws.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,15 +108,17 @@ def read_trees(run: Path, question_id: str | None = None) -> Iterator[QuestionTr
         raise _of_other_trees(other_id)
 
 
-def tree_of(run: Path, question_id: str) -> QuestionTree:
-    """Return the tree of one question, with its pairs if the run has any.
+def tree_of(run: Path, question_id: str | None) -> QuestionTree:
+    """Return the tree of one question, or the first one of the run, with its pairs if the run has any.
 
     Raises:
         DataError: the question is unknown (the message names the nearest ids), or two data sets have one
             of this id; see also `read_trees`.
     """
-    trees = list(read_trees(run, question_id))
+    trees = list(itertools.islice(read_trees(run, question_id), 1 if question_id is None else None))
     if not trees:
+        if question_id is None:
+            raise DataError(f"{run} has no trees")
         rows = read_shards(run / "trees", "nodes", tree_schema(), columns=["question_id"])
         known_ids = dict.fromkeys(row["question_id"] for row in rows)
         nearest = ", ".join(map(repr, difflib.get_close_matches(question_id, known_ids, n=3, cutoff=0.0)))

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from reasonrag.core.config import PRM
 from reasonrag.core.errors import BackendError, ConfigError, InputError, Interrupted
+from reasonrag.core.plugins import place_of
 from reasonrag.core.settings import Section, execution, setting
 from reasonrag.core.text import cover_match, exact_match, excerpt, token_f1
 from reasonrag.core.types import Search, Trajectory
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from reasonrag.rewards.judge import JudgeService, ReferencePlan
 
 log = structlog.get_logger()
+
+_logged: set[tuple[str, str]] = set()  # bugs, with the line of the code of others
 
 Components = dict[str, float | None]
 
@@ -240,8 +243,11 @@ def cause_of(error: Exception) -> str:
         raise error
     if isinstance(error, BackendError):  # a judge, policy or encoder that fails
         return error.cause
-    log.warning("a reward failed", error=excerpt(f"{type(error).__name__}: {error}"))
-    return f"bug:{type(error).__name__}"
+    cause, place = f"bug:{type(error).__name__}", place_of(error)
+    if (cause, place) not in _logged:  # once, not for each trajectory
+        _logged.add((cause, place))
+        log.warning("a reward failed", error=excerpt(f"{type(error).__name__}: {error}"), place=place)
+    return cause
 
 
 # What a function in TRL's convention can ask for by name: a list with one

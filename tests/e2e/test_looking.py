@@ -31,3 +31,10 @@ def test_the_estimate_of_calls_is_an_upper_bound(world: World, finished_run: Pat
     bound = re.search(r"at most (\d+) policy calls and 0 judge calls; early", done.stdout)
     assert bound is not None
     assert 0 < product.summary(finished_run)["calls"]["policy"]["calls"] <= int(bound[1])
+
+
+def test_show_without_a_question_shows_the_first_tree(finished_run):
+    assert product.run("show", finished_run).stdout.count("calls")
+    first = next(iter(product.tree_rows(finished_run)))["question_id"]
+    alone, named = (product.run("show", finished_run, *question, "--best") for question in ((), (first,)))
+    assert alone.returncode == 0 and alone.stdout == named.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.rewards import RewardSettings, open_reward
@@ -83,7 +84,11 @@ def test_what_is_no_number_is_no_score_and_counted():
 
 def test_a_function_that_raises_sets_its_batch_aside():
     reward = opened("raises")
-    assert [s.cause for s in score(reward, said("a"), said("b"))] == ["bug:KeyError"] * 2
+    with capture_logs() as logs:
+        for _ in range(2):
+            assert [s.cause for s in score(reward, said("a"), said("b"))] == ["bug:KeyError"] * 2
+    (line,) = logs  # the place in the user's file, once
+    assert line["place"] == f"{__file__}:{raises.__code__.co_firstlineno + 1}" and "solution" in line["error"]
 
 
 def test_a_function_that_does_not_return_one_reward_each_ends_the_run():
