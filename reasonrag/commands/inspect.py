@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -69,6 +70,7 @@ def show(run: Path, question: str | None, out: Path | None, as_json: bool, **giv
     from reasonrag.report.trees import stats, tree_of
     from reasonrag.storage.files import write_text
 
+    question = question and os.fsencode(question).decode(errors="replace")  # an ASCII locale leaves it as bytes
     of_tree = question is not None or out is not None or any(given.values())
     if as_json and not of_tree:
         print(json.dumps(stats(run), indent=2, allow_nan=False))

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.config import Config, load_config
-from reasonrag.core.errors import RunError
+from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.settings import (
     COMMIT,
     Section,
@@ -220,7 +220,10 @@ def write_config(folder: Path, settings: Section) -> None:
 def read_config(folder: Path, command: str) -> Tree:
     """Return the settings in `config.yaml`; raise RunError if they were changed, with the `command` that mends them."""
     file = folder / CONFIG
-    tree = read_yaml(file)
+    try:
+        tree = read_yaml(file)
+    except ConfigError as error:
+        raise RunError(f"{error}; {command} writes it again") from error
     first, _, text = file.read_text("utf-8").partition("\n")
     if not tree or (first.startswith(_CHECKSUM) and first != _CHECKSUM + short_hash(text)):
         problem = "was cut or changed since it was written" if tree else "is empty, as after a power cut"
@@ -310,8 +313,10 @@ class RunFolder(Folder):
 
     @staticmethod
     def begun_with(path: Path) -> Tree:
-        """Return the settings of the run that has begun in a folder; an empty tree if none has."""
-        return read_yaml(path / CONFIG) if "identity" in RunFolder(path, Config(), {}).facts() else {}
+        """Return the settings of the run that has begun in a folder; an empty tree if none has, or it is damaged."""
+        with contextlib.suppress(ConfigError):  # `open` writes it again
+            return read_yaml(path / CONFIG) if "identity" in RunFolder(path, Config(), {}).facts() else {}
+        return {}
 
     @staticmethod
     def unnamed(name: str, config: Config, content: Mapping[str, str]) -> Path:

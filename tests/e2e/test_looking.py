@@ -33,7 +33,7 @@ def test_the_estimate_of_calls_is_an_upper_bound(world: World, finished_run: Pat
     assert 0 < product.summary(finished_run)["calls"]["policy"]["calls"] <= int(bound[1])
 
 
-def test_show_without_a_question_shows_the_first_tree(finished_run):
+def test_show_without_a_question_shows_the_first_tree(finished_run: Path) -> None:
     assert product.run("show", finished_run).stdout.count("calls")
     first = next(iter(product.tree_rows(finished_run)))["question_id"]
     alone, named = (product.run("show", finished_run, *question, "--best") for question in ((), (first,)))

@@ -13,7 +13,7 @@ from reasonrag.core.types import Question
 from reasonrag.dpo.pairs import in_test_split, repeated_questions
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.pipeline.parts import Parts
-from reasonrag.storage.folder import read_run
+from reasonrag.storage.folder import RunFolder, read_run
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.fakes.scripted import ScriptedLLM
@@ -55,20 +55,25 @@ def test_the_summary_counts_what_the_tables_hold(tmp_path):
 
 @pytest.mark.fault(
     "power cut",
-    "config.yaml of a finished run is empty",
+    "config.yaml of a finished run is empty, zeros, or cut within a line",
     "refused in a line; the same build-tree command writes it again without a call",
-    before="read as the defaults, and published as such",
+    before="empty, read as the defaults and published as such; zeros, refused by eval for ever",
 )
 def test_an_empty_configuration_is_not_taken_for_the_defaults(tmp_path, figure):
     run(tmp_path / "r", questions=QUESTIONS[:1])
-    file = tmp_path / "r/config.yaml"
+    file, said = tmp_path / "r/config.yaml", []
     written = file.read_bytes()
-    file.write_bytes(b"")
-    with pytest.raises(RunError, match=r"config\.yaml is empty, as after a power cut") as refused:
-        read_run(tmp_path / "r")
-    run(tmp_path / "r", questions=QUESTIONS[:1])
-    figure(f"{str(refused.value).partition('config.yaml ')[2]}: {file.read_bytes() == written}")
-    assert file.read_bytes() == written
+    cut = written[: written.index(b": ", len(written) // 2) - 1]
+    for harm in (b"", b"\0" * len(written), cut):
+        file.write_bytes(harm)
+        with pytest.raises(RunError, match=r"config\.yaml .*; the same build-tree command writes it again") as refused:
+            read_run(tmp_path / "r")
+        said.append(str(refused.value).partition("config.yaml ")[2])
+        assert RunFolder.begun_with(tmp_path / "r") == {}
+        run(tmp_path / "r", questions=QUESTIONS[:1])
+        assert file.read_bytes() == written
+    figure(" / ".join(said))
+    assert said[0].startswith("is empty, as after a power cut")
 
 
 def test_questions_of_one_text_are_known_as_they_may_repeat_pairs(tmp_path):
