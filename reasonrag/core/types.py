@@ -238,8 +238,9 @@ class Shard:
     def parse(cls, text: str) -> Shard:
         """Return the shard that `--shard I/S` names; raise ConfigError if it is not of that form with 0 <= I < S."""
         number, slash, of = text.partition("/")
-        if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
-            raise ConfigError(f"--shard {text!r} is not I/S; the 8 shards of a run are 0/8, 1/8, ..., 7/8")
+        is_valid = slash and number.isdecimal() and of.isdecimal() and len(of) <= 5
+        if not is_valid or int(number) >= int(of):
+            raise ConfigError(f"--shard {text[:80]!r} is not I/S; the 8 shards of a run are 0/8, 1/8, ..., 7/8")
         return cls(int(number), int(of))
 
     def __str__(self) -> str:

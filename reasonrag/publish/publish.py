@@ -192,6 +192,8 @@ def staging_folder(path: Path) -> Iterator[Path]:
     """
     path = path.resolve()
     staging = path.with_name(f".{path.name}.publish")
+    if staging.is_symlink():  # of others: what it leads to would be emptied
+        staging.unlink()
     staging.mkdir(parents=True, exist_ok=True)
     with lock(staging / ".lock"):
         for left in staging.glob("*"):

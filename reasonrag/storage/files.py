@@ -99,7 +99,7 @@ def save_charts(stem: Path, charts: Sequence[Panel | BarChart]) -> list[Path]:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file, or None if the file is missing, damaged, or holds anything but an object."""
     try:
-        document = parse_json(path.read_bytes())
+        document = parse_json(path.read_bytes()) if path.is_file() else None  # a pipe would be waited for
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None

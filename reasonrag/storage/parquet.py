@@ -308,6 +308,8 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     import pyarrow.parquet as pq
 
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is a folder, a pipe or a device")
         # A file without checksums, as other tools write them, is read all the same.
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file

@@ -13,6 +13,8 @@ from contrib.record import Recorder
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import RunError
 from reasonrag.formats import open_format
+from reasonrag.publish.publish import staging_folder
+from reasonrag.publish.verify import verify
 from reasonrag.retrieval.bm25 import build_bm25
 from reasonrag.retrieval.index import BM25Config, IndexFolder, Silent
 from reasonrag.storage.folder import read_run
@@ -92,9 +94,29 @@ def test_no_command_follows_a_link_out_of_a_folder(tmp_path: Path, figure: Figur
     figure(f"all refused: {', '.join(refused)}")
 
 
-@pytest.mark.fault("A15", "a pipe in a folder of a run", "refused in a line", before="waited for ever")
+@pytest.mark.fault(
+    "A15",
+    "a link in the place of the folder in which a run is staged, next to it",
+    "it is replaced; nothing that it leads to is deleted",
+    before="every folder there was deleted",
+)
+def test_a_link_next_to_a_run_is_not_staged_into(tmp_path: Path, figure: Figure) -> None:
+    (tmp_path / "home" / "documents").mkdir(parents=True)
+    (tmp_path / ".run.publish").symlink_to("home")
+    with staging_folder(tmp_path / "run") as folder:
+        assert folder.is_dir() and folder.resolve().parent == tmp_path / ".run.publish"
+    left = [path.name for path in (tmp_path / "home").iterdir()]
+    figure(f"left: {left}")
+    assert left == ["documents"]
+
+
+@pytest.mark.fault("A15", "a pipe in a folder of a run, or as a table", "refused in a line", before="waited for ever")
 def test_a_pipe_in_a_run_is_refused(tmp_path: Path, figure: Figure) -> None:
     run = write_run(tmp_path / "run")
+    for name in ("data.parquet", "run.json"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        os.mkfifo(tmp_path / "data" / name)
+        assert verify(tmp_path / "data").problems
     (run / "config.yaml").unlink()
     os.mkfifo(run / "config.yaml")
     with pytest.raises(RunError, match=r"config\.yaml is a pipe or a device; delete it") as refused:

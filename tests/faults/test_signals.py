@@ -21,6 +21,7 @@ import pytest
 from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import gather, validate
+from reasonrag.core.types import Shard
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.training.settings import DPOSettings
 from tests import warmed
@@ -194,4 +195,6 @@ def test_a_count_has_a_bound(figure: Figure) -> None:
                 with pytest.raises(ConfigError, match=r"(less|greater) than"):
                     validate(model, gather({}, overrides={name: value}))
                 refused += 1
-    figure(f"{refused} of {refused} refused")
+    with pytest.raises(ConfigError, match="is not I/S"):
+        Shard.parse("0/100000000")
+    figure(f"{refused + 1} of {refused + 1} refused")
