@@ -3,26 +3,29 @@
     python -m contrib.record --upstream https://api.openai.com/v1 --out recordings/agent --port 8020
 
 The agent's base URL becomes http://127.0.0.1:8020/v1, or http://127.0.0.1:8020/c/NAME/v1 to name the conversation.
-Without a name, a call belongs to the conversation whose messages, with the reply, its messages begin with. Headers are
-passed on and never kept: the agent's key goes to the model alone. Secrets in messages are kept as ***.
+Chat completions, OpenAI's Responses and Anthropic's Messages are kept, all as chat completions. Without a name, a call
+belongs to the conversation that its messages begin with: with messages and reply, or else with messages alone. Headers
+are passed on and never kept: the agent's key goes to the model alone. Secrets in messages are kept as ***.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import aiohttp
 import structlog
 from aiohttp import web
 
+from contrib.apis import APIS, Api, parse_replies
 from reasonrag.core.calls import check_url
 from reasonrag.core.errors import ConfigError, InputError
 from reasonrag.core.text import parse_json, redact_data, valid_unicode
@@ -48,28 +51,37 @@ class Conversations:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # by a hash of the messages up to and including a reply
+        self._asked: dict[str, str] = {}  # by a hash of the messages of a request
         self._calls: dict[str, int] = {}
 
     def add(self, request: Sequence[Message], reply: Message, name: str | None = None) -> tuple[str, int]:
         """Return the name of the conversation of a call, and how many calls of it came before this one."""
         digest, hashes = hashlib.sha256(), []
         for message in (*request, reply):
-            functions = [call["function"] for call in message.get("tool_calls") or ()]
-            # What agents send back unchanged. They drop other fields, or turn a null into an empty text.
-            stable = [message["role"], message.get("content") or "", [(f["name"], f["arguments"]) for f in functions]]
-            digest.update(json.dumps(stable).encode())
+            digest.update(_stable(message))
             hashes.append(digest.hexdigest())
         if name is None:
             known = [self._names[key] for key in hashes[: len(request)] if key in self._names]
+            # Some agents write a reply in other words: then the messages before it are what is the same.
+            known = known or [self._asked[key] for key in hashes[: len(request) - 1] if key in self._asked]
             name = known[-1] if known else f"conversation-{len(self._calls) + 1}"
         number = self._calls.get(name, 0)
         self._calls[name] = number + 1
         self._names[hashes[-1]] = name
+        if request:
+            self._asked[hashes[-2]] = name
         return name, number
 
 
+def _stable(message: Message) -> bytes:
+    """Return what agents send back unchanged. They drop other fields, or turn a null into an empty text."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [(function["name"], function["arguments"]) for function in functions]
+    return json.dumps([message["role"], message.get("content") or "", calls]).encode()
+
+
 class Recorder:
-    """Forwards every request to `upstream`, and appends each finished chat completion to `calls.jsonl`."""
+    """Forwards every request to `upstream`, and appends each finished call of a model to `calls.jsonl`."""
 
     def __init__(self, upstream: str, out: Path) -> None:
         check_url(upstream, example=(example := "https://api.openai.com/v1"))
@@ -79,6 +91,8 @@ class Recorder:
         self.upstream = upstream.rstrip("/")
         self.file = out / CALLS
         self.conversations = Conversations()
+        self._responses: dict[str, list[Message]] = {}  # what the server has behind `previous_response_id`
+        self._passed_on: set[str] = set()
         if self.file.exists():
             for row in read_calls(out):
                 self.conversations.add(row["request"]["messages"], row["message"], row["conversation"])
@@ -105,6 +119,7 @@ class Recorder:
         # "/v1@evil.example/" would become an address of another server, dot segments one above the upstream's path.
         if not path.startswith("/") or {".", ".."} & {*segments}:
             raise web.HTTPNotFound(text="ask below /v1/ or /c/NAME/v1/")
+        api = self._api(request.method, path, body)
         headers = [(key, value) for key, value in request.headers.items() if key.lower() not in _NOT_FORWARDED]
         headers.append(("Accept-Encoding", "identity"))
         try:
@@ -122,18 +137,59 @@ class Recorder:
             async for piece in reply.content.iter_any():
                 raw += piece
                 await response.write(piece)
-        if path.partition("?")[0].endswith("/chat/completions") and reply.status == 200:
-            self._save(body, bytes(raw), name)
+        if api is not None and reply.status == 200:
+            self._save(api, body, bytes(raw), name)
         return response
 
-    def _save(self, body: bytes, raw: bytes, name: str | None) -> None:
+    def _api(self, method: str, path: str, body: bytes) -> Api | None:
+        """Return the API of a request that is kept; None if it is passed on only, which a line says once.
+
+        Raises:
+            HTTPBadRequest: it goes on with a conversation of which the server alone has the messages.
+        """
+        path = path.partition("?")[0]
+        api = next((api for end, api in APIS.items() if path.endswith(end)), None)
+        if api is None and method == "POST" and path not in self._passed_on:
+            self._passed_on.add(path)
+            log.warning(f"{path} is passed on and not kept: neither {', nor '.join(APIS)}")
+        if api is APIS["/responses"]:
+            with contextlib.suppress(*_UNREADABLE):  # then the server refuses it
+                request = parse_json(body)
+                known = request.get("previous_response_id") in (None, *self._responses)
+                if request.get("conversation") or not known:
+                    self._refuse(
+                        "this response goes on with messages that only the server has; send them again in `input`"
+                    )
+        return api if method == "POST" else None
+
+    def _refuse(self, why: str) -> NoReturn:
+        log.error(f"refused: {why}")
+        error = {"message": f"contrib.record: {why}", "type": "invalid_request_error"}
+        raise web.HTTPBadRequest(text=json.dumps({"error": error}), content_type="application/json")
+
+    def _save(self, api: Api, body: bytes, raw: bytes, name: str | None) -> None:
         try:
-            request, reply = parse_json(body), parse_reply(raw)
-            name, number = self.conversations.add(request["messages"], reply["message"], name)
-            row = {"conversation": name, "call": number, "request": request, **reply}
-            line = redact_data(valid_unicode(json.dumps(row, ensure_ascii=False)), "a recorded call")
+            asked = parse_json(body)
+            request, replies = api.request(asked), parse_replies(api, raw)
+            if api is APIS["/responses"]:
+                begun = 1 if asked.get("instructions") else 0  # which are of this request alone
+                request["messages"][begun:begun] = self._responses.get(asked.get("previous_response_id"), ())
+                self._responses[replies[0].pop("id")] = [*request["messages"][begun:], replies[0]["message"]]
+            name, number = self.conversations.add(request["messages"], replies[0]["message"], name)
+            rows = [{"conversation": name, "call": number, "request": request, **replies[0]}]
+            # Each other choice is a conversation, with the same calls before it.
+            choices = {_stable(reply["message"]): reply for reply in reversed(replies)}
+            del choices[_stable(replies[0]["message"])]
+            for choice, reply in enumerate(choices.values(), 2):
+                other, _ = self.conversations.add(
+                    request["messages"], reply["message"], f"{name}-choice-{choice}-{number}"
+                )
+                before = [row for row in read_calls(self.file.parent) if row["conversation"] == name] if number else []
+                rows += [*(row | {"conversation": other} for row in before), rows[0] | reply | {"conversation": other}]
             with self.file.open("a", encoding="utf-8") as file:
-                file.write(f"{line}\n")
+                for row in rows:
+                    line = valid_unicode(json.dumps(row, ensure_ascii=False))
+                    file.write(f"{redact_data(line, 'a recorded call')}\n")
         except _UNREADABLE as error:
             log.warning("a call could not be read and is not kept", error=type(error).__name__)
         except OSError as error:
@@ -151,44 +207,6 @@ def _end_last_line(file: Path) -> None:
     else:
         with file.open("ab") as opened:
             opened.write(b"\n")
-
-
-def parse_reply(raw: bytes) -> dict[str, Any]:
-    r"""Return `message`, `finish_reason` and `usage` of the first choice of a reply, streamed or not.
-
-    >>> pieces = [{"delta": {"role": "assistant", "content": "<answer>"}}, {"delta": {"content": "Jaws"}}]
-    >>> raw = "".join(f"data: {json.dumps({'choices': [piece]})}\n\n" for piece in pieces)
-    >>> parse_reply(raw.encode())["message"]
-    {'role': 'assistant', 'content': '<answer>Jaws'}
-    """
-    if raw.lstrip().startswith(b"{"):
-        reply = parse_json(raw)
-        choice = reply["choices"][0]
-        return {"message": choice["message"], "finish_reason": choice["finish_reason"], "usage": reply.get("usage")}
-    message: Message = {"role": "assistant", "content": ""}
-    calls: dict[int, dict[str, Any]] = {}
-    finish_reason = usage = None
-    for line in raw.decode("utf-8", "replace").replace("\r", "\n").split("\n"):  # U+2028 and U+0085 are text
-        if not line.startswith("data:") or line.endswith("[DONE]"):
-            continue
-        chunk = parse_json(line.removeprefix("data:"))
-        usage = chunk.get("usage") or usage
-        for choice in chunk.get("choices") or ():
-            if choice.get("index"):
-                continue
-            finish_reason = choice.get("finish_reason") or finish_reason
-            delta = choice.get("delta") or {}
-            for key in ("content", "reasoning_content", "reasoning"):
-                if delta.get(key):
-                    message[key] = message.get(key, "") + delta[key]
-            for part in delta.get("tool_calls") or ():
-                call = calls.setdefault(part["index"], {"type": "function", "function": {"name": "", "arguments": ""}})
-                call |= {"id": part["id"]} if part.get("id") else {}
-                for key, piece in (part.get("function") or {}).items():
-                    call["function"][key] += piece or ""
-    if calls:
-        message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return {"message": message, "finish_reason": finish_reason, "usage": usage}
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import json
 from contextlib import asynccontextmanager
 
 import pytest
+import structlog
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
@@ -25,7 +26,15 @@ class Upstream:
     """A model that calls a search first, and answers once it has a result; streams if it is asked to."""
 
     def __init__(self):
-        self.headers = []
+        self.headers, self.replies = [], []
+
+    async def reply(self, request):
+        """Answer with the next of `replies`: JSON, or the events of a stream."""
+        reply = self.replies.pop(0)
+        if isinstance(reply, dict):
+            return web.json_response(reply)
+        lines = [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in reply]
+        return web.Response(text="".join(lines), content_type="text/event-stream")
 
     async def chat(self, request):
         self.headers.append(request.headers)
@@ -56,6 +65,7 @@ async def recording(out):
     """Yield a client of the proxy, and the model behind it."""
     upstream, app = Upstream(), web.Application()
     app.router.add_post(CHAT, upstream.chat)
+    app.router.add_post("/v1/{other:.*}", upstream.reply)
     async with (
         TestServer(app) as server,
         TestClient(TestServer(Recorder(str(server.make_url("/v1")), out).app())) as client,
@@ -155,3 +165,126 @@ def test_a_whole_last_call_without_a_line_end_is_kept(tmp_path, figure):
         kept.append((before, file.read_bytes().count(b"\n")))
     figure(f"without a line end {kept[0][1]} of 2 calls, cut {kept[1][1]}")
     assert kept == [(2, 2), (1, 1), (2, 2)]
+
+
+QUERY = json.loads(FUNCTION["arguments"])
+FUNCTION_CALL = {"type": "function_call", "call_id": "call1", **FUNCTION}
+SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Steven Spielberg"}]}
+USED = {"type": "tool_use", "id": "call1", "name": "search", "input": QUERY}
+TOOL = {"name": "search", "description": "Look up."}
+KEPT = [
+    {"role": "system", "content": "Search."},
+    {"role": "user", "content": "Who?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call1", "content": "Jaws."},
+    {"role": "assistant", "content": "Steven Spielberg"},
+]
+
+
+def response(number, *output):
+    return {"id": f"r{number}", "status": "completed", "output": output, "usage": {"input_tokens": 7}}
+
+
+def message(reason, *content):
+    return {"id": "m", "role": "assistant", "content": content, "stop_reason": reason, "usage": {"input_tokens": 7}}
+
+
+def streamed(reply):
+    """Return the events of a reply of one of the two APIs."""
+    if "output" in reply:
+        return [{"type": "response.created", "response": {}}, {"type": "response.completed", "response": reply}]
+    (block,) = reply["content"]
+    deltas = [{"type": "text_delta", "text": piece} for piece in block.get("text", "").partition(" ")]
+    if "input" in block:
+        pieces = json.dumps(block["input"]).partition(":")
+        deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+    start = block | ({"text": ""} if "text" in block else {"input": {}})
+    return [
+        {"type": "message_start", "message": reply | {"content": [], "stop_reason": None}},
+        {"type": "content_block_start", "index": 0, "content_block": start},
+        *({"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas),
+        {"type": "message_delta", "delta": {"stop_reason": reply["stop_reason"]}, "usage": {"output_tokens": 1}},
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ["responses", "messages", "previous_response_id"])
+def test_responses_and_messages_are_kept_as_chat_completions(api, stream, tmp_path):
+    user, replies = {"role": "user", "content": "Who?"}, [response(1, FUNCTION_CALL), response(2, SAID)]
+    found = {"type": "function_call_output", "call_id": "call1", "output": "Jaws."}
+    later = {"input": [user, FUNCTION_CALL, found]}
+    if api == "previous_response_id":
+        later = {"input": [found], "previous_response_id": "r1"}
+    same = {"instructions": "Search.", "tools": [{**TOOL, "type": "function", "parameters": {"type": "object"}}]}
+    bodies = [{**same, "input": "Who?"}, {**same, **later}]
+    if api == "messages":
+        replies = [message("tool_use", USED), message("end_turn", {"type": "text", "text": "Steven Spielberg"})]
+        result = {"type": "tool_result", "tool_use_id": "call1", "content": [{"type": "text", "text": "Jaws."}]}
+        same = {"system": "Search.", "tools": [{**TOOL, "input_schema": {"type": "object"}}]}
+        turns = [{"role": "assistant", "content": [USED]}, {"role": "user", "content": [result]}]
+        bodies = [{**same, "messages": [user]}, {**same, "messages": [user, *turns]}]
+
+    async def play():
+        async with recording(tmp_path) as (client, upstream):
+            upstream.replies = [streamed(reply) if stream else reply for reply in replies]
+            for body in bodies:
+                path = "/v1/messages" if api == "messages" else "/v1/responses"
+                assert (await client.post(path, json={**body, "stream": stream})).status == 200
+
+    asyncio.run(play())
+    first, second = read_calls(tmp_path)
+    assert first["conversation"] == second["conversation"]
+    assert [*first["request"]["messages"], first["message"]] == KEPT[:3] and first["finish_reason"] == "tool_calls"
+    assert [*second["request"]["messages"], second["message"]] == KEPT and second["finish_reason"] == "stop"
+    function = {**TOOL, "parameters": {"type": "object"}}
+    assert first["request"]["tools"] == [{"type": "function", "function": function}]
+
+
+def test_what_cannot_be_kept_is_refused_or_named_once(tmp_path):
+    async def play():
+        async with recording(tmp_path) as (client, upstream):
+            for body in ({"previous_response_id": "unknown"}, {"conversation": "mine"}):
+                reply = await client.post("/v1/responses", json={"input": "Who?", **body})
+                assert reply.status == 400 and "only the server has" in (await reply.json())["error"]["message"]
+            upstream.replies = [{"choices": []}, {"choices": []}]
+            for _ in range(2):
+                assert (await client.post("/v1/completions", json={"prompt": "Who?"})).status == 200
+
+    with structlog.testing.capture_logs() as logged:
+        asyncio.run(play())
+    assert ["refused" in line["event"] for line in logged] == [True, True, False]
+    assert "/completions is passed on and not kept" in logged[-1]["event"] and not (tmp_path / CALLS).exists()
+
+
+def test_every_choice_of_a_call_is_a_conversation_with_the_calls_before_it(tmp_path):
+    def choices(*messages):
+        said = [{"role": "assistant", **message} for message in messages]
+        return {"choices": [{"message": message, "finish_reason": "stop"} for message in said]}
+
+    async def play():
+        async with recording(tmp_path) as (client, upstream):
+            upstream.replies = [choices({"tool_calls": [CALL]}), choices({"content": "A"}, {"content": "B"})]
+            for messages in (KEPT[:2], KEPT[:4]):
+                await client.post("/v1/other/chat/completions", json={"messages": messages, "n": 2})
+
+    asyncio.run(play())
+    kept = {}
+    for call in read_calls(tmp_path):
+        kept.setdefault(call["conversation"], []).append(call["message"].get("content"))
+    assert list(kept.values()) == [[None, "A"], [None, "B"]]
+
+
+def test_a_reply_that_the_agent_writes_in_other_words_belongs_to_its_conversation(tmp_path):
+    async def play():
+        async with recording(tmp_path) as (client, _):
+            for question in ("Who?", "Why?"):
+                messages = [{"role": "user", "content": question}]
+                for more in (
+                    [],
+                    [{"role": "assistant", "content": "I called search"}, {"role": "tool", "content": "Jaws."}],
+                ):
+                    messages += more
+                    await client.post(CHAT, json={"messages": messages})
+
+    asyncio.run(play())
+    assert [call["conversation"] for call in read_calls(tmp_path)] == ["conversation-1"] * 2 + ["conversation-2"] * 2
