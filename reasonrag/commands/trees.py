@@ -42,7 +42,7 @@ _PAIRS = (
     settings("Config", "format.max_steps", "search.recording", "search.lag", "search.max_calls"),
     settings("Config", "search.max_children", "search.selection", "value.alpha", "completer.spec", "completer.model"),
     settings("Config", "pairs.confirm", *_PAIRS, "choice.prm", "choice.candidates"),
-    settings("Config", "run", "policy.input_price", "policy.output_price"),
+    settings("Config", "search.search_function", "run", "policy.input_price", "policy.output_price"),
     SHARD,
 )
 @configuration("Config")

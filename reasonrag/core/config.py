@@ -223,6 +223,12 @@ class SearchConfig(Section):
         "folder that contrib.record wrote: branch each step of an agent's conversations (needs format tool_calls)",
         "--recording",
     )
+    search_function: str | None = execution(
+        None, "search function of the recorded agent, NAME or NAME.ARGUMENT (default: by its name)", "--search-function"
+    )
+    answer_function: str | None = execution(
+        None, "function by which the recorded agent answers (default: final_answer, final_result or submit)"
+    )
     iterations: int = setting(64, "MCTS iterations per tree", "--iterations", ge=1)
     lag: int = setting(
         8,

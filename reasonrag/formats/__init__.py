@@ -73,7 +73,8 @@ def open_recorded(config: Config, questions: Sequence[Question]) -> RecordedForm
             f"--set format.name={ToolCallsFormat.name}"
         )
     calls = read_calls(named_path(config.search.recording))
-    return RecordedFormat(calls, questions, parser=_tool_parser(config), **_shown(config))
+    named = config.search.search_function, config.search.answer_function
+    return RecordedFormat(calls, questions, parser=_tool_parser(config), named=named, **_shown(config))
 
 
 def _shown(config: Config) -> dict[str, Any]:

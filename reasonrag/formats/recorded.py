@@ -1,87 +1,144 @@
 """Replays a recorded third-party agent with our retriever: its own messages and functions, our searches.
 
-A conversation that `contrib.record` kept is a trajectory
-of this format, so `build-tree` branches each of its steps.
+A conversation that `contrib.record` kept is a trajectory of this format, so `build-tree` branches each of its steps.
+Agents that write calls into texts are read and written by a `Dialect`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import structlog
 
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import inert
+from reasonrag.core.settings import read_yaml
+from reasonrag.core.text import inert, map_texts, valid_unicode
 from reasonrag.core.types import (
+    Action,
     Answer,
     Malformed,
     Message,
+    Note,
     Passage,
     Prompt,
     Question,
+    Role,
+    Search,
     Step,
     StopReason,
     Trajectory,
 )
-from reasonrag.formats.base import fingerprint
-from reasonrag.formats.tool_calls import ToolCallsFormat
+from reasonrag.formats.base import SEALED, fingerprint
+from reasonrag.formats.tool_calls import Call as FoundCall
+from reasonrag.formats.tool_calls import ToolCallsFormat, parts_of
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.openai_wire import Wire, messages_of
 
 log = structlog.get_logger()
 
 _SEARCHES = re.compile(r"search|retriev|look_?up|query|find", re.IGNORECASE)
+_ANSWERS = re.compile(r"\A(final_answer|final_result|submit|submit_answer)\Z")
+_ANSWER = ("final_answer", "answer")  # what a dialect makes of an answer
 _RESULT = "recorded"  # id of the passage that holds the result of a recorded search
+_ID = re.compile(r"(Calling tools:\n\[\{'id': ')[^']*")
 
 Call = Mapping[str, Any]
+Named = tuple[str | None, str | None]  # the functions that search and answer
+_Function = tuple[str, list[str], list[str]]  # name, required arguments, and those of them that are texts
+
+
+class Dialect(NamedTuple):
+    """How the agents of a library write calls and their results into texts: an entry of `dialects.yaml`."""
+
+    sign: str  # in the stop strings or the first messages of such agents
+    turns: Mapping[Role, str]  # messages that follow a step; none: the calls of functions are messages
+    call: str = ""  # pattern of a reply up to the arguments in JSON, with a group `name`; "" if functions are called
+    end: str = ""  # what may stand behind a call
+    answer: str = ""  # pattern of an answer in a reply, with a group `answer`
+    thought: str = ""  # what stands before a thought
+    between: Sequence[str] = ()  # in the last message: the turns stand there, and are not messages
+
+    def calls(self, text: str) -> Iterator[FoundCall]:
+        """Yield the call in a reply, or its answer as a call of `final_answer`."""
+        if called := re.search(self.call, text):
+            arguments, end = json.JSONDecoder().raw_decode(text, called.end())
+            end += len(text[end:]) if text[end:].strip() == self.end else 0
+            yield called.start(), end, called["name"], arguments
+        elif answered := re.search(self.answer, text, re.DOTALL):
+            yield *answered.span(), _ANSWER[0], {_ANSWER[1]: answered["answer"].strip()}
 
 
 class RecordedFormat(ToolCallsFormat):
     """The agent's first messages and functions, then its calls with their results; a message without a call answers.
 
-    Its search is the function with one required argument and a name like "search" or "lookup". A
-    trajectory that has to end is asked without functions.
+    Its search is the function of that name, or one with a name like "search" or "lookup". A call of a function like
+    "final_answer" answers too; an agent that has one answers in no other way. A trajectory that has to end is asked
+    without other functions.
 
     Attributes:
         questions: the questions that a conversation is about.
         trajectories: the conversations as trajectories, by data set and id of the question.
     """
 
-    def __init__(self, calls: Iterable[Call], questions: Sequence[Question], *, parser: str, **options: Any) -> None:
+    may_have_more = True
+
+    def __init__(
+        self, calls: Iterable[Call], questions: Sequence[Question], *, named: Named = (None, None), **options: Any
+    ) -> None:
         """Match conversations to questions, by the question's text in their first messages.
 
         Args:
             calls: rows of `storage.parquet.read_calls`.
             questions: with golden answers.
-            parser: as for `ToolCallsFormat`.
-            options: how passages are shown, as for every format.
+            named: the functions that search and answer, each NAME or NAME.ARGUMENT; None: known by their names.
+            options: `parser` and how passages are shown, as for `ToolCallsFormat`.
 
         Raises:
             DataError: no conversation can be branched; the message names the reasons.
         """
-        super().__init__(parser=parser, **options)
+        super().__init__(**options)
         self.trajectories: dict[tuple[str, str], list[Trajectory]] = {}
         self._openings: dict[tuple[str, str], tuple[Message, ...]] = {}
-        self._results: set[Passage] = set()  # a passage of ours may have any id
+        self._closings: dict[tuple[str, str], tuple[Message, ...]] = {}  # of the answer, if it has another prompt
+        self._results = {Passage(_RESULT, SEALED)}  # a passage of ours may have any id
         self._thoughts_are_sent = False
+        self.dialect = Dialect("", {})
         conversations: dict[str, list[Call]] = {}
-        for call in calls:
-            conversations.setdefault(call["conversation"], []).append(call)
         prompts: dict[str, list[tuple[Message, ...]]] = {}
-        unused = Counter[str]()
-        for name, conversation in conversations.items():
+        functions: list[_Function] = []
+        begun: dict[str, str] = {}  # conversations by the text before their calls
+        for call in calls:
+            name = call["conversation"]
             # An edited recording may hold anything.
             with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-                prompts[name] = [messages_of(call["request"]) for call in conversation]
-                self._find_search(prompts[name][0])
-                for message in prompts[name][-1]:
-                    self._thoughts_are_sent |= message.role == "assistant" and "<think>" in message.content
+                prompt = messages_of({**call["request"], "messages": _in_turn(call["request"]["messages"])})
+                if not conversations:
+                    self._find_dialect([*(call["request"].get("stop") or ()), *(message.content for message in prompt)])
+                if self.dialect.between:  # each call is one message
+                    head, _, rest = prompt[-1].content.partition(self.dialect.between[0])
+                    if rest.startswith(self.dialect.between[1]):
+                        begun[head] = name
+                    name = begun.get(head, name)
+                if name not in prompts or self.dialect.call:
+                    functions += self._functions(prompt, call["message"])
+                prompts.setdefault(name, []).append(prompt)
+                self._thoughts_are_sent |= any("<think>" in said.content for said in prompt if said.role == "assistant")
+            conversations.setdefault(name, []).append(call)
+        found = _find(functions, named[0], _SEARCHES, "query")
+        if found is None:
+            names = ", ".join(sorted({name for name, _, _ in functions})) or "the recording has none"
+            raise DataError(f"no function of the agent searches: {names}; name one, --search-function NAME.ARGUMENT")
+        self.function, self.argument = found
+        self.answer = _ANSWER if self.dialect.call else _find(functions, named[1], _ANSWERS, "answer")
+        unused = Counter[str]()
         for name, conversation in conversations.items():
             reason = "are not as OpenAI writes them"
             with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
@@ -98,13 +155,46 @@ class RecordedFormat(ToolCallsFormat):
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(super().fingerprint, repr(self._openings))
+        return fingerprint(super().fingerprint, repr((self._openings, self.function, self.argument, self.answer)))
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        """Return the agent's first messages, and the calls with their results; with `final` without functions."""
-        opening = self._openings[_key(question)]
-        messages = [message for message in opening if not (final and message.role == "tools")]
-        return Prompt((*messages, *self.called(steps)))
+        """Return the agent's first messages, and the calls with their results; with `final` without other functions."""
+        ends = final or (steps and isinstance(steps[-1].action, Note))
+        *before, last = (self._closings if ends else self._openings)[_key(question)]
+        if not self.dialect.between:
+            return Prompt((*before, last, *self.called(steps)))
+        head, end, rest = last.content.rpartition(self.dialect.between[1])
+        return Prompt((*before, replace(last, content=f"{head}{self._written(steps)}{end}{rest}")))
+
+    def _written(self, steps: Sequence[Step]) -> str:
+        return "\n\n".join(message.content for message in self.called(steps))
+
+    def called(self, steps: Sequence[Step]) -> Iterator[Message]:
+        if not self.dialect.turns:
+            yield from super().called(steps)
+            return
+        for n, step in enumerate(step for step in steps if isinstance(step.action, Search | Note)):
+            name, arguments = parts_of(self.parser, step.completion.text).calls[0]
+            arguments = map_texts(arguments, inert)
+            fields = {"n": n, "name": name, "arguments": arguments, "json": json.dumps(arguments, ensure_ascii=False)}
+            fields["thought"] = self._words(step.completion.text).removeprefix(self.dialect.thought).strip()
+            found = "Completed." if isinstance(step.action, Note) else self.documents(step.passages)
+            fields["result"] = found.replace("[[ ##", "[\u200a[ ##")  # in a prompt of DSPy, it would begin a field
+            for role, text in self.dialect.turns.items():
+                yield Message(role, text.format(**fields).strip())
+
+    def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
+        """Parse a message into a search or the answer, which may be the argument of a function. Never raises."""
+        message = parts_of(self.parser, completion)
+        name, arguments = message.calls[0] if len(message.calls) == 1 else ("", {})
+        if self.answer and name == self.answer[0]:
+            text = str(arguments.get(self.answer[1], "")).strip() if isinstance(arguments, dict) else ""
+            return Answer(valid_unicode(text), forced=final) if text else Malformed("empty_answer")
+        if self.dialect.between and name == "finish" and not final:
+            return Note("")  # another prompt asks for the answer
+        if self.answer and not message.problem and not message.calls:
+            return Malformed("no_call")
+        return super().parse(completion, steps, final=final)
 
     def _words(self, text: str) -> str:
         words = super()._words(text)  # a reasoning parser keeps thoughts apart, and most agents drop them
@@ -125,43 +215,71 @@ class RecordedFormat(ToolCallsFormat):
         if not named:
             return "are about none of the questions"
         question = max(named, key=lambda candidate: len(candidate.question))
-        prompts = [tuple(_inert(message, question.question) for message in messages) for messages in prompts]
-        if self._openings.setdefault(_key(question), prompts[0]) != prompts[0]:
+        opening = tuple(_inert(message, question.question) for message in prompts[0])
+        if self._openings.setdefault(_key(question), opening) != opening:
             return "begin otherwise than another one about their question"
-        if not self._find_search(prompts[0]):
-            return "have no function that searches"
+        self._closings.setdefault(_key(question), tuple(self._ending(opening)))
         trajectory = Trajectory(question)
         for number, call in enumerate(calls):
-            prompt = self.prompt(question, trajectory.steps)
-            if _stripped(prompt.messages) != _stripped(prompts[number]):
+            if trajectory.steps and isinstance(trajectory.steps[-1].action, Note):
+                *before, last = (_inert(message, question.question) for message in prompts[number])
+                shown = inert(last.content).replace(self._written(trajectory.steps), "", 1)
+                self._closings[_key(question)] = (*before, replace(last, content=shown))
+            if _compared(self.prompt(question, trajectory.steps)) != _compared(Prompt(prompts[number])):
                 return "rewrite their messages"
-            # Read as a server's reply would be: calls and thoughts come in several dialects.
-            choice = {"message": call["message"], "finish_reason": call["finish_reason"]}
-            completion = Wire("").completion(json.dumps({"choices": [choice]}).encode(), prompt, Sampling())
-            action = self.parse(completion.text, trajectory.steps)
-            if isinstance(action, Malformed):
-                return f"have a step that is no search and no answer ({action.reason})"
-            if isinstance(action, Answer):
-                ended = trajectory.extend(Step(prompt, completion, action), StopReason.ANSWERED)
-                self.trajectories.setdefault(_key(question), []).append(ended)
-                return ""
-            following = prompts[number + 1][len(prompt.messages) :] if number + 1 < len(calls) else ()
-            results = [message.content for message in following if message.role == "tool"]
-            passage = Passage(_RESULT, "\n".join(results))
-            self._results.add(passage)
-            trajectory = trajectory.extend(Step(prompt, completion, action, (passage,)))
+            for message in _in_turn([call["message"]]):
+                prompt = self.prompt(question, trajectory.steps)
+                # Read as a server's reply would be: calls and thoughts come in several dialects.
+                choice = {"message": message, "finish_reason": call["finish_reason"]}
+                completion = Wire("").completion(json.dumps({"choices": [choice]}).encode(), prompt, Sampling())
+                action = self.parse(completion.text, trajectory.steps)
+                if isinstance(action, Malformed):
+                    return f"have a step that is no search and no answer ({action.reason})"
+                if isinstance(action, Answer):
+                    ended = trajectory.extend(Step(prompt, completion, action), StopReason.ANSWERED)
+                    self.trajectories.setdefault(_key(question), []).append(ended)
+                    return ""
+                step = Step(prompt, completion, action)
+                if isinstance(action, Search) and number + 1 < len(calls):
+                    step = replace(step, passages=(self._result(trajectory.extend(step), prompts[number + 1]),))
+                trajectory = trajectory.extend(step)
         return "have no answer"
 
-    def _find_search(self, opening: Sequence[Message]) -> bool:
-        """Take name and argument of the function that searches; return whether there is one."""
-        for message in opening:
+    def _result(self, trajectory: Trajectory, following: Sequence[Message]) -> Passage:
+        """Return what a search found: the text in the next prompt where ours would show it."""
+        *steps, last = trajectory.steps
+        expected = self.prompt(trajectory.question, (*steps, replace(last, passages=(Passage(_RESULT, SEALED),))))
+        both = zip(_compared(expected), _compared(Prompt(tuple(following))), strict=False)
+        places = ((ours.partition(SEALED), theirs) for ours, theirs in both if SEALED in ours)
+        # What stands elsewhere is no result, and the next prompt will differ from this one.
+        found = "".join(theirs.removeprefix(before).removesuffix(after) for (before, _, after), theirs in places)
+        passage = Passage(_RESULT, found)
+        self._results.add(passage)
+        return passage
+
+    def _ending(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """Yield the messages without functions other than the one that answers."""
+        for message in messages:
+            tools = json.loads(message.content) if message.role == "tools" else []
+            kept = [tool for tool in tools if self.answer and tool["function"]["name"] == self.answer[0]]
+            if kept or message.role != "tools":
+                yield replace(message, content=json.dumps(kept, ensure_ascii=False)) if kept else message
+
+    def _find_dialect(self, texts: Sequence[str]) -> None:
+        dialects = (Dialect(**entry) for entry in read_yaml(Path(__file__).with_name("dialects.yaml")).values())
+        self.dialect = next((new for new in dialects if any(new.sign in text for text in texts)), self.dialect)
+        self.parser = self.dialect.calls if self.dialect.call else self.parser
+
+    def _functions(self, prompt: Iterable[Message], reply: Mapping[str, Any]) -> Iterator[_Function]:
+        """Yield the functions that an agent offers, or calls in a text."""
+        for message in prompt:
             for tool in json.loads(message.content) if message.role == "tools" else ():
-                name = tool["function"]["name"]
-                required = tool["function"].get("parameters", {}).get("required", ())
-                if _SEARCHES.search(name) and len(required) == 1:
-                    self.function, self.argument = name, required[0]
-                    return True
-        return False
+                schema = tool["function"].get("parameters") or {}
+                types = {key: value.get("type", "string") for key, value in (schema.get("properties") or {}).items()}
+                required = list(schema.get("required") or types)
+                yield str(tool["function"]["name"]), required, [key for key in required if types.get(key) == "string"]
+        for name, arguments in parts_of(self.parser, reply["content"]).calls if self.dialect.call else ():
+            yield name, [], [argument for argument, value in arguments.items() if isinstance(value, str)]
 
 
 def _key(question: Question) -> tuple[str, str]:
@@ -169,11 +287,54 @@ def _key(question: Question) -> tuple[str, str]:
 
 
 def _inert(message: Message, question: str) -> Message:
-    """Return a message of an agent whose results and question are inert; its other words are the agent's own."""
+    """Return a first message of an agent whose results and question are inert; its other words are the agent's own."""
     if message.role == "user":
         return replace(message, content=message.content.replace(question, inert(question)))
     return replace(message, content=inert(message.content)) if message.role == "tool" else message
 
 
-def _stripped(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    return [(message.role, message.content.strip()) for message in messages]
+def _compared(prompt: Prompt) -> list[str]:
+    """Return the messages of a prompt as they are compared: inert, without white space around them, ids numbered."""
+    numbers = itertools.count()
+    texts = (f"{message.role}\n{inert(message.content).strip()}" for message in prompt.messages)
+    return [_ID.sub(lambda found: f"{found[1]}call_{next(numbers)}", text) for text in texts]
+
+
+def _in_turn(messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the messages with one call in each, followed by its result: calls at once are steps in turn.
+
+    >>> calls = [{"id": "1"}, {"id": "2"}]
+    >>> results = [{"role": "tool", "tool_call_id": call["id"]} for call in reversed(calls)]
+    >>> turned = _in_turn([{"role": "assistant", "tool_calls": calls}, *results])
+    >>> [message.get("tool_call_id", "") for message in turned]
+    ['', '1', '', '2']
+    """
+    waiting, turned = list(messages), []
+    while waiting:
+        message = waiting.pop(0)
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            turned.append(message)
+            continue
+        results = {result["tool_call_id"]: [result] for result in waiting[: len(calls)] if result["role"] == "tool"}
+        del waiting[: len(results)]
+        for call in calls:
+            turned += [{**message, "tool_calls": [call]}, *results.get(call["id"], ())]
+            message = {"role": message["role"], "content": None}
+    return turned
+
+
+def _find(
+    functions: Iterable[_Function], named: str | None, known: re.Pattern[str], usual: str
+) -> tuple[str, str] | None:
+    """Return name and argument of the function that is named NAME or NAME.ARGUMENT, or has a known name.
+
+    The argument is the only required one that is a text, or the only required one, or the usual one.
+    """
+    wanted, _, argument = (named or "").partition(".")
+    for name, required, texts in functions:
+        if name == wanted or (not named and known.search(name)):
+            candidates = ([argument] * bool(argument), texts, required, [key for key in required if key == usual])
+            if keys := next((keys for keys in candidates if len(keys) == 1), None):
+                return name, keys[0]
+    return None

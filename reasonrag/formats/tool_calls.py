@@ -12,14 +12,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from reasonrag.core.text import inert, one_line, valid_unicode
+from reasonrag.core.text import inert, map_texts, one_line, valid_unicode
 from reasonrag.core.types import Action, Answer, Malformed, Message, Prompt, Question, Search, Step, Trajectory
 from reasonrag.formats.base import Block, InstructedFormat, Reading, fingerprint
 
 # Where in a message a call begins and ends, its name, and its arguments.
 Call = tuple[int, int, Any, Any]
+Parser = Callable[[str], Iterator[Call]]
 
 _NAME, _ARGUMENT = "search", "query"
 
@@ -52,7 +53,7 @@ def _bare_calls(text: str) -> Iterator[Call]:
         yield match.start(), position, call["name"], call["parameters"]
 
 
-PARSERS: dict[str, Callable[[str], Iterator[Call]]] = {"hermes": _tagged_calls, "llama3": _bare_calls}
+PARSERS: dict[str, Parser] = {"hermes": _tagged_calls, "llama3": _bare_calls}
 
 # What a chat template that shows calls of a family holds; the first one that it holds counts.
 _SIGNS = {"<tool_call>": "hermes", '"parameters": ': "llama3"}
@@ -77,11 +78,12 @@ class ToolCallsFormat(InstructedFormat):
     append_only = False
     instructions = ("instruction", "answer", _NAME, _ARGUMENT)
     function, argument = _NAME, _ARGUMENT
+    may_have_more: ClassVar[bool] = False  # arguments than the query
 
     def __init__(self, *args: Any, parser: str = "hermes", **options: Any) -> None:
         """Read the instructions as the base class does; `parser` is the key in `PARSERS` of the policy's calls."""
         super().__init__(*args, **options)
-        self.parser = parser
+        self.parser = PARSERS[parser]
         argument = {"type": "string", "description": self.texts[_ARGUMENT]}
         parameters = {"type": "object", "properties": {_ARGUMENT: argument}, "required": [_ARGUMENT]}
         function = {"name": _NAME, "description": self.texts[_NAME], "parameters": parameters}
@@ -106,13 +108,15 @@ class ToolCallsFormat(InstructedFormat):
             if isinstance(step.action, Search):
                 if words := self._words(step.completion.text):
                     yield Message("assistant", words)
-                call = {"name": self.function, "arguments": {self.argument: inert(step.action.query)}}
+                calls = parts_of(self.parser, step.completion.text).calls
+                arguments = map_texts(calls[0][1] if calls else {}, inert) | {self.argument: inert(step.action.query)}
+                call = {"name": self.function, "arguments": arguments}
                 yield Message("call", json.dumps(call, ensure_ascii=False))
                 yield Message("tool", self.documents(step.passages))
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse a message into a search, or without a call into the answer. Never raises."""
-        message = _parts_of(self.parser, completion)
+        message = parts_of(self.parser, completion)
         if message.problem:
             return Malformed(message.problem)
         if not message.calls:
@@ -126,7 +130,8 @@ class ToolCallsFormat(InstructedFormat):
         name, arguments = message.calls[0]
         if name != self.function:
             return Malformed("unknown_function")
-        query = arguments.get(self.argument) if isinstance(arguments, dict) and len(arguments) == 1 else None
+        is_call = isinstance(arguments, dict) and (self.may_have_more or len(arguments) == 1)
+        query = arguments.get(self.argument) if is_call else None
         if not isinstance(query, str):
             return Malformed("bad_arguments")
         query = one_line(valid_unicode(query))
@@ -141,7 +146,7 @@ class ToolCallsFormat(InstructedFormat):
             if isinstance(action, Malformed):
                 reason = reason or action.reason
                 continue
-            message = _parts_of(self.parser, step.completion.text)
+            message = parts_of(self.parser, step.completion.text)
             thought = f"{message.thinking} {message.words}".strip() if message.calls else message.thinking
             if blocks and not blocks[-1].conclusion:
                 blocks[-1] = replace(blocks[-1], conclusion=thought)
@@ -156,12 +161,12 @@ class ToolCallsFormat(InstructedFormat):
 
     def _words(self, text: str) -> str:
         """Return the words before a call for the next prompt, with their thinking as templates know it."""
-        message = _parts_of(self.parser, text)
+        message = parts_of(self.parser, text)
         words = inert(message.words)
         return f"<think>\n{inert(message.thinking)}\n</think>\n\n{words}".strip() if message.thinking else words
 
 
-class _Message(NamedTuple):
+class Parts(NamedTuple):
     """A message of the policy: what is wrong with it, or its parts. `words` stand before the calls, `after` after."""
 
     problem: str = ""
@@ -172,20 +177,20 @@ class _Message(NamedTuple):
 
 
 @lru_cache(maxsize=4_096)  # the words of a step are in the prompts of all later steps
-def _parts_of(parser: str, text: str) -> _Message:
+def parts_of(parser: Parser, text: str) -> Parts:
     """Parse a message. `<tool_call>` is read whatever the parser: so is written what a server has parsed."""
     # A thought may hold anything, also an example of a call.
     thinking, _, text = text.rpartition("</think>")
     if "<think>" in text:
-        return _Message("unclosed_think")
+        return Parts("unclosed_think")
     text = text.replace(_PYTHON_TAG, "")
     try:
-        calls = list((_tagged_calls if "<tool_call>" in text else PARSERS[parser])(text))
+        calls = list((_tagged_calls if "<tool_call>" in text else parser)(text))
     except (ValueError, LookupError, TypeError, RecursionError):
-        return _Message("unreadable_call")
+        return Parts("unreadable_call")
     if not calls and _BARE.search(text):
-        return _Message("untagged_call")
+        return Parts("untagged_call")
     thinking = thinking.strip().removeprefix("<think>").strip()
     start, end = (calls[0][0], calls[-1][1]) if calls else (len(text), len(text))
     named = tuple((name, arguments) for _, _, name, arguments in calls)
-    return _Message("", thinking, text[:start].strip(), named, text[end:].strip())
+    return Parts("", thinking, text[:start].strip(), named, text[end:].strip())

@@ -23,7 +23,7 @@ from reasonrag.core.types import (
     Trajectory,
 )
 from reasonrag.formats import FORMATS, open_format
-from reasonrag.formats.tool_calls import ToolCallsFormat
+from reasonrag.formats.tool_calls import PARSERS, ToolCallsFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.server import ServerLLM
@@ -85,7 +85,7 @@ def test_the_chat_of_a_shipped_template_is_the_golden_one(template, parser, base
 def test_the_chat_of_a_familys_own_template_ends_as_the_golden_one(template, parser, base, tmp_path):
     """TRL brings the templates of the models; what stands before the question is theirs."""
     chat = ChatTemplate.load(str(base), template=str(own_template(template)))
-    assert open_format(configured(base, own_template(template))).parser == parser
+    assert open_format(configured(base, own_template(template))).parser is PARSERS[parser]
     prompt = attempt(parser).steps[-1].prompt
     before, question, after = chat.text(prompt).partition(QUESTION_TEXT)
     assert '"search"' in before
@@ -108,9 +108,9 @@ def configured(model, template=None, **overrides):
 def test_a_template_without_functions_is_refused_with_the_one_that_fits(base):
     with pytest.raises(ConfigError, match=r"shows no function calls.*--chat-template chatml-tools"):
         open_format(configured(base, "gemma"))
-    assert open_format(configured(base, "chatml-tools")).parser == "hermes"
+    assert open_format(configured(base, "chatml-tools")).parser is PARSERS["hermes"]
     named = configured(base, "chatml-tools", **{"format.tool_parser": "llama3"})
-    assert open_format(named).parser == "llama3"
+    assert open_format(named).parser is PARSERS["llama3"]
     assert "tool_parser: llama3" in PolicyCard.of(named.model_dump(mode="json")).text
 
 
