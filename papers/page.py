@@ -314,14 +314,15 @@ def _panels(paper: Paper, results: Results) -> Iterator[Panel]:
 
 
 def _frontiers(paper: Paper, results: Results) -> Iterator[Panel]:
-    """Yield the main metric against searches for each decoding; `NAME-1`, `NAME-2`, ... are points of one line."""
+    """Yield the main metric against searches for each decoding; rounds, as `dpo` and `dpo-2`, are points of a line."""
     main = paper.metrics[0]
     for setting, found in results["settings"].items():
         points: dict[str, list[tuple[float, float]]] = {}
         for name, variant in found["variants"].items():
             searches, value = variant["all"].get("retrievals"), variant["all"][main]
             if searches and value:
-                points.setdefault(re.sub(r"-\d+$", "", name), []).append((searches["mean"], value["mean"]))
+                line = re.sub(r"-\d$", "", name) if paper.kind in ("rounds", "real") else name
+                points.setdefault(line, []).append((searches["mean"], value["mean"]))
         lines = (Line(name, *zip(*line, strict=True)) for name, line in points.items())
         yield Panel(setting, "searches a question", METRICS[main].label, tuple(lines))
 

@@ -124,8 +124,9 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar]) -> tuple[float, float]:
 def _draw_panel(axes: Axes, panel: Panel) -> tuple[float, float]:
     """Draw the curves; return the size of the chart in inches."""
     for number, line in enumerate(panel.lines):
-        marker = "o" if len(line.x) <= _MOST_MARKERS else ""
-        dashes = ("-", "--", ":", "-.")[number % 4]  # colours alone do not tell the lines apart
+        # Colours alone do not tell the lines apart.
+        marker = "osD^vPX*<>"[number % 10] if len(line.x) <= _MOST_MARKERS else ""
+        dashes = ("-", "--", ":", "-.")[number % 4]
         color = f"C{number}"
         axes.plot(line.x, line.y, color, linestyle=dashes, marker=marker, markersize=4, label=_label(line.label))
         if line.low is not None and line.high is not None:

@@ -41,7 +41,6 @@ NOT_RUN = {
     "llama-server": "needs weights in GGUF",
     "pip install": "what CI begins with",
     "make setup": "what CI begins with",
-    "source": "what CI does by its paths",
     "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
     "python -m verl.trainer.main_ppo": "needs GPUs; tests/peers/check_verl.py gives verl's own classes what it reads",
     "python -m papers real": "dozens of commands; tests/papers/test_run_real.py runs it",
