@@ -15,7 +15,6 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import DEMO_FORMATS, ModelAddress, choices
 from reasonrag.core.settings import (
     CHAT_TEMPLATE,
-    MOST,
     Section,
     Tree,
     execution,
@@ -207,11 +206,7 @@ class FormatConfig(Section):
     prompts: str = execution("default", "prompt texts: default, brief, or a folder", "--prompts")
     max_steps: int = setting(8, "maximum actions in a trajectory; the last one must answer", "--max-turns", ge=1)
     max_searches: int | None = setting(
-        None,
-        "maximum searches in a trajectory; after the last one the policy must answer",
-        "--max-searches",
-        ge=0,
-        le=MOST,
+        None, "maximum searches in a trajectory; after the last one the policy must answer", "--max-searches", ge=0
     )
 
 
