@@ -9,6 +9,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,7 +161,7 @@ class _Seed:
 
 
 def prepare(model: Path, data: Path, out: Path) -> None:
-    """Write `out/data`, the questions by split and one corpus of all paragraphs, and link `out/model` to the model.
+    """Write `out/data`, the questions by split and one corpus of all paragraphs, and `out/model`, the model.
 
     Args:
         model: folder of a transformers model.
@@ -194,8 +196,16 @@ def prepare(model: Path, data: Path, out: Path) -> None:
         packed.writelines(json.dumps(row).encode() + b"\n" for row in corpus.values())
     counts = {split: {name: len(rows) for name, rows in by_set.items()} for split, by_set in splits.items()}
     write_json(out / "data" / "splits.json", counts | {"passages": len(corpus), "shared": _shared_passages(splits)})
-    (out / "model").unlink(missing_ok=True)
-    (out / "model").symlink_to(model.resolve(), target_is_directory=True)
+    shutil.copytree(model, out / "model", copy_function=_linked, dirs_exist_ok=True)
+
+
+def _linked(source: str, target: str) -> None:
+    """Give a file another name, or copy it to another disk; no command follows a symbolic link out of its folder."""
+    Path(target).unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _is_answered(metadata: Mapping[str, Any]) -> bool:

@@ -96,7 +96,10 @@ class Redacted:
 
     def write(self, text: str | bytes) -> int:
         """Write the text redacted. A secret is found only if one call holds all of it."""
-        text = text if isinstance(text, str) else text.decode()  # click's shell completion comes as bytes
+        if isinstance(text, bytes):  # click's shell completion
+            if not text:  # by which click asks
+                raise TypeError("this is no binary stream")
+            text = text.decode()
         with self._giving_up():
             self._stream.write(redact(text))
         return len(text)

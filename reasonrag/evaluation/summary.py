@@ -286,7 +286,7 @@ def _causes(outcome: Outcome, metric: str) -> dict[str, int]:
     causes = {}
     for name, count in sorted(outcome.asked.items()):
         detector, _, cause = name.partition(".")
-        if detector == COUNTED_AS[metric] and count and cause not in ("asked", "unknown"):
+        if detector == COUNTED_AS[metric] and count and cause not in ("asked", "unknown", "silent"):
             causes[cause] = count
     return causes
 

@@ -231,7 +231,9 @@ def test_a_training_that_diverges_ends_and_keeps_the_last_good_checkpoint(
 
     constant = {"lr_scheduler_type": "constant", "warmup_ratio": 0.0, "save_steps": 1}
     with pytest.raises(RunError, match=rf"{said}.*learning_rate") as ended:
-        quietly(dpo_settings(data, policy, learning_rate=learning_rate, **constant), tmp_path / "dpo")
+        # Beyond what a flag may set.
+        settings = dpo_settings(data, policy, **constant).model_copy(update={"learning_rate": learning_rate})
+        quietly(settings, tmp_path / "dpo")
     last = last_checkpoint(tmp_path / "dpo")
     figure(f"{str(ended.value).partition(',')[0]}: kept {last.name if last else 'none'}")
     assert (last.name if last else None) == kept

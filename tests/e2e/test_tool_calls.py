@@ -10,6 +10,7 @@ import pytest
 
 from reasonrag.core.config import load_config
 from reasonrag.core.types import Trajectory
+from reasonrag.formats.tool_calls import PARSERS
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import open_engine, open_parts
 from reasonrag.storage.parquet import read_shards
@@ -47,7 +48,7 @@ def test_the_same_weights_do_the_same_whether_they_write_tags_or_call_functions(
     """The chat template puts every token where the policy has learnt to see it."""
     calling, format = attempts(f"hf:{policy}")
     writing, _ = attempts("demo:search_r1")
-    assert (format.name, format.parser) == ("tool_calls", "hermes")
+    assert (format.name, format.parser) == ("tool_calls", PARSERS["hermes"])
     for called, wrote in zip(calling, writing, strict=True):
         assert [step.action for step in called.steps] == [step.action for step in wrote.steps]
         assert [s.completion.token_ids for s in called.steps] == [s.completion.token_ids for s in wrote.steps]
