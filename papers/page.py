@@ -36,7 +36,11 @@ def write_page(paper: Paper, results: Results, folder: Path) -> Path:
     """Write what follows from the results: all but the values. Return the page."""
     charts = [*_frontiers(paper, results), *(_panels(paper, results) if paper.curves else ())]
     if spent := results.get("by_cost"):  # not in results of earlier versions
-        lines = (Line(name, *zip(*points, strict=True)) for name, points in spent.items())
+        by_line: dict[str, list[list[float]]] = {}
+        for name, points in spent.items():  # a later round ends where the one before it did, and goes on
+            line = by_line.setdefault(_line(paper, name), [])
+            line += points[-1:] if line else points
+        lines = (Line(name, *zip(*points, strict=True)) for name, points in by_line.items())
         charts.append(Panel("EM by what it has cost, trees included", "CPU seconds", "EM", tuple(lines)))
     save_charts(folder / paper.page, charts)
     write_json(folder / f"{paper.page}.json", results, indent=1)
@@ -72,13 +76,14 @@ def page(paper: Paper, results: Results) -> Iterator[str]:
         yield from ["", *_differences(paper, found)]
     if paper.in_demo_world:
         yield from _compared(paper, results)
-    yield from ["", "## By kind of question", ""]
-    if paper.in_demo_world:
-        yield "`known` facts are in the policy's weights: they need no search."
-    if "early" in paper.by_kind:
-        yield "Hops: searches that a question needs. Needless: searches beyond the hops. Early: share of attempts that"
-        yield "answered with fewer searches than hops."
-    yield from ["", *_by_kind(paper, results)]
+    if paper.by_kind:
+        yield from ["", "## By kind of question", ""]
+        if paper.in_demo_world:
+            yield "`known` facts are in the policy's weights: they need no search."
+        if "early" in paper.by_kind:
+            yield "Hops: searches that a question needs. Needless: searches beyond the hops. Early: share of attempts that"
+            yield "answered with fewer searches than hops."
+        yield from ["", *_by_kind(paper, results)]
     for first, second in paper.pairs_by_kind:
         yield from ["", f"`{first}` minus `{second}`:", "", *_difference_by_kind(paper, results, first, second)]
     yield from ["", "## Runs", "", *_cost(results), *_commands(results)]
@@ -314,17 +319,22 @@ def _panels(paper: Paper, results: Results) -> Iterator[Panel]:
 
 
 def _frontiers(paper: Paper, results: Results) -> Iterator[Panel]:
-    """Yield the main metric against searches for each decoding; rounds, as `dpo` and `dpo-2`, are points of a line."""
+    """Yield the main metric against searches for each decoding; the rounds of a rule are points of one line."""
     main = paper.metrics[0]
     for setting, found in results["settings"].items():
         points: dict[str, list[tuple[float, float]]] = {}
         for name, variant in found["variants"].items():
             searches, value = variant["all"].get("retrievals"), variant["all"][main]
-            if searches and value:
-                line = re.sub(r"-\d$", "", name) if paper.kind in ("rounds", "real") else name
-                points.setdefault(line, []).append((searches["mean"], value["mean"]))
+            # Next to the policy before training, rules and rounds would all look alike.
+            if searches and value and not (paper.kind == "rounds" and name == BASE):
+                points.setdefault(_line(paper, name), []).append((searches["mean"], value["mean"]))
         lines = (Line(name, *zip(*line, strict=True)) for name, line in points.items())
         yield Panel(setting, "searches a question", METRICS[main].label, tuple(lines))
+
+
+def _line(paper: Paper, name: str) -> str:
+    """Return the line of a picture on which a variant is: `dpo` has `dpo-2`, the next round of it."""
+    return re.sub(r"-\d$", "", name) if paper.kind in ("rounds", "real") else name
 
 
 def _means(intervals: Results, metrics: Sequence[str]) -> list[str]:

@@ -148,11 +148,10 @@ def _at_setting(paper: Paper, seeds: Mapping[str, Seeds], kept: Results | None =
         add_adjusted(family)
     if kept:
         return {**kept, "differences": differences}
-    return {
-        "hops": mean_hops(next(iter(seeds.values()), {})),
-        "variants": {name: described(rows, paper.metrics) for name, rows in seeds.items()},
-        "differences": differences,
-    }
+    variants = {name: described(rows, paper.metrics) for name, rows in seeds.items()}
+    for found in () if paper.by_kind else (*variants.values(), *differences.values()):
+        found["by_kind"] = {}  # a megabyte that no page shows
+    return {"hops": mean_hops(next(iter(seeds.values()), {})), "variants": variants, "differences": differences}
 
 
 def families(paper: Paper, differences: Mapping[str, Results]) -> tuple[list[Results], list[Results]]:

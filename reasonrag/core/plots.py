@@ -89,9 +89,11 @@ def images(charts: Sequence[Panel | BarChart], kinds: Collection[str] = ("svg", 
             width, height = _draw_panel(axes, chart) if isinstance(chart, Panel) else _draw_bars(axes, chart.bars)
             axes.set_title(_label(chart.title))
             axes.set_xlabel(_label(chart.x_label))
-            if len(axes.get_legend_handles_labels()[0]) > 1:
-                # Bars may fill their axes, so their legend stands outside.
-                outside = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if isinstance(chart, BarChart) else {}
+            labels = len(axes.get_legend_handles_labels()[0])
+            if labels > 1:
+                # Bars may fill their axes, and many lines a legend, which stands outside then.
+                is_outside = isinstance(chart, BarChart) or labels > 7
+                outside = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if is_outside else {}
                 axes.legend(fontsize="small", **outside)
         # The size follows from the charts: bars need a line each, curves do not.
         figure.set_size_inches(width * columns, height * chart_rows)
