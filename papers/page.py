@@ -81,8 +81,8 @@ def page(paper: Paper, results: Results) -> Iterator[str]:
         if paper.in_demo_world:
             yield "`known` facts are in the policy's weights: they need no search."
         if "early" in paper.by_kind:
-            yield "Hops: searches that a question needs. Needless: searches beyond the hops. Early: share of attempts that"
-            yield "answered with fewer searches than hops."
+            yield "Hops: searches that a question needs. Needless: searches beyond the hops. Early: share of attempts"
+            yield "that answered with fewer searches than hops."
         yield from ["", *_by_kind(paper, results)]
     for first, second in paper.pairs_by_kind:
         yield from ["", f"`{first}` minus `{second}`:", "", *_difference_by_kind(paper, results, first, second)]
