@@ -195,7 +195,7 @@ class BatchReward(Reward):
 
     def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
         self.settings = settings
-        self.parts: Any = parts  # those that it needs are there
+        self.parts: Any = parts  # has the parts in `needs`
 
     async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
         """Return `[B]` scores, in order. A backend or a reward that fails gives a score without a value.

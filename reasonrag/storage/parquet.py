@@ -435,7 +435,7 @@ class RowProblems:
     def __init__(self, source: str) -> None:
         """Name the file or data set (`source`) for the message."""
         self.source = source
-        self._rows: dict[str, list[str]] = {}  # the first few of each kind, which is all that a message names
+        self._rows: dict[str, list[str]] = {}  # the first few of each kind, as a message names no more
         self._counts = Counter[str]()
 
     def add(self, kind: str, row: int | str, value: object = None) -> None:
