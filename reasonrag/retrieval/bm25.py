@@ -7,8 +7,10 @@ result is what `BM25.index` computes. bm25s loads it, memory-mapped.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -18,7 +20,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import bm25s
 import numpy as np
 import Stemmer
 from numpy.typing import NDArray
@@ -46,6 +47,22 @@ from reasonrag.retrieval.passages import (
     save_array,
 )
 from reasonrag.storage.files import short_hash
+
+
+def _without_jax(name: str) -> Any:
+    """Import a module that computes with JAX where it is installed, as bm25s does at its import.
+
+    On a GPU, JAX takes three quarters of the memory, which the models of this process and of others need.
+    """
+    loaded = sys.modules.setdefault("jax", None)  # type: ignore[arg-type]  # None makes an import of it fail
+    try:
+        return importlib.import_module(name)
+    finally:
+        if loaded is None:
+            del sys.modules["jax"]
+
+
+bm25s = _without_jax("bm25s")
 
 # The names under which bm25s looks for its files.
 _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"

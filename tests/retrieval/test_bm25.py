@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -151,3 +154,13 @@ def test_a_bad_corpus_is_refused(tmp_path: Path) -> None:
 def test_what_a_policy_repeats_for_ever_holds_nobody_up(retriever: BM25Retriever) -> None:
     endless, patient = ids(retriever, ["film " * 300_000 + "twin", "film"], 2)
     assert endless == patient
+
+
+def test_jax_stays_out_of_a_process_that_searches(tmp_path):
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("print('imported')", encoding="utf-8")
+    program = "from reasonrag.retrieval.bm25 import BM25Retriever; print('searches'); import jax"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["searches", "imported"]
