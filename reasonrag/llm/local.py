@@ -16,7 +16,7 @@ import queue
 import secrets
 import select
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from random import Random
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _WINDOW_S = 0.005
 # A token at the end may decode to nothing (special tokens are skipped), or begin before the stop string.
 _SPARE_TAIL_TOKENS = 16
+# A beginning that all prompts of a batch share is computed once if it has this many tokens.
+_SHARED_TOKENS = 128
 
 
 @dataclass(slots=True)
@@ -204,45 +206,62 @@ class TransformersLLM:
         """Compute the prompts, then a token of every row at a time."""
         import torch
 
-        distinct = list(dict.fromkeys(row.prompt_ids for row in rows))
-        input_ids, mask = (part.to(self.model.device) for part in padded(distinct, side="left"))
-        # Rows of one prompt share its computation: `[B]` the number of each row's prompt.
-        rows_of = torch.tensor([distinct.index(row.prompt_ids) for row in rows], device=input_ids.device)
-        cache, running = None, list(rows)
+        running = list(rows)
         with torch.no_grad():  # not inference_mode: a model in training may keep a tensor that is made here
-            while running:
-                # `[B, P]` positions without the padding; of the
-                # last token alone once the prompts are computed.
-                positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-                output = self.model(
-                    input_ids=input_ids,
-                    attention_mask=mask,
-                    position_ids=positions,
-                    past_key_values=cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
-                # `[B, V]` in float32: a softmax over many words loses too much in bfloat16.
-                logits = output.logits[:, -1].float()
-                if cache is None:
-                    cache = output.past_key_values
-                    cache.reorder_cache(rows_of)
-                    logits, mask = logits[rows_of], mask[rows_of]
+            logits, cache, mask, rows_of = self._read(rows)
+            cache.reorder_cache(rows_of)
+            logits, mask = logits[rows_of], mask[rows_of]
+            while True:
                 tokens, logprobs = _choose(logits, running)
                 left = self._append(running, tokens.tolist(), logprobs.tolist())
                 beat()
-                if self._closed.is_set():
+                if self._closed.is_set() or not left:
                     return
                 # Rows that are done stay in the batch until half
                 # of them are: to leave copies the whole cache.
                 if 2 * len(left) <= len(running):
-                    keep = torch.tensor(left, dtype=torch.long, device=input_ids.device)
+                    keep = torch.tensor(left, dtype=torch.long, device=tokens.device)
                     running = [running[index] for index in left]
-                    if running:
-                        cache.reorder_cache(keep)
+                    cache.reorder_cache(keep)
                     tokens, mask = tokens[keep], mask[keep]
-                input_ids = tokens[:, None]
                 mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+                logits = self._forward(tokens[:, None], mask, cache).logits[:, -1].float()
+
+    def _read(self, rows: Sequence[_Row]) -> tuple[Tensor, Any, Tensor, Tensor]:
+        """Compute the prompts of rows; those of one prompt share its computation.
+
+        Returns:
+            `[P, V]` float32 logits behind each of P prompts, their cache, `[P, T]` their tokens without the padding,
+            and `[B]` the number of each row's prompt.
+        """
+        import torch
+
+        numbers: dict[tuple[int, ...], int] = {}
+        of_rows = [numbers.setdefault(row.prompt_ids, len(numbers)) for row in rows]
+        shared = _shared_tokens(numbers)
+        ends, mask = (part.to(self.model.device) for part in padded([ids[shared:] for ids in numbers], side="left"))
+        rows_of, cache = torch.tensor(of_rows, device=ends.device), None
+        if shared:
+            beginning = torch.tensor([next(iter(numbers))[:shared]], device=ends.device)
+            cache = self._forward(beginning, torch.ones_like(beginning), None).past_key_values
+            cache.reorder_cache(rows_of.new_zeros(len(numbers)))
+            mask = torch.cat([mask.new_ones(len(mask), shared), mask], dim=1)
+        output = self._forward(ends, mask, cache)
+        # `[P, V]` in float32: a softmax over many words loses too much in bfloat16.
+        return output.logits[:, -1].float(), output.past_key_values, mask, rows_of
+
+    def _forward(self, input_ids: Tensor, mask: Tensor, cache: Any) -> Any:
+        """Run the model on `[B, T]` new tokens behind those of the cache."""
+        # `[B, T]` positions without the padding.
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+        return self.model(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
 
     def _append(self, rows: Sequence[_Row], tokens: Sequence[int], logprobs: Sequence[float]) -> list[int]:
         """Add a token to each row and deliver the finished rows; return the numbers of the others."""
@@ -291,6 +310,16 @@ def _next_batch(waiting: list[_Row], batch_size: int) -> list[_Row]:
     taken = set(map(id, nearest))
     waiting[:] = [row for row in waiting if id(row) not in taken]
     return nearest
+
+
+def _shared_tokens(prompts: Collection[tuple[int, ...]]) -> int:
+    """Return how many tokens all prompts begin with, but for the last of each; 0 if they are too few to pay."""
+    if len(prompts) < 2:
+        return 0
+    first, last = min(prompts), max(prompts)  # no other two have less in common
+    bound = min(map(len, prompts)) - 1
+    shared = next((number for number in range(bound) if first[number] != last[number]), bound)
+    return shared if shared >= _SHARED_TOKENS else 0
 
 
 def padded(rows: Sequence[Sequence[int]], *, side: str) -> tuple[Tensor, Tensor]:

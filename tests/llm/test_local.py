@@ -216,3 +216,21 @@ def test_a_folder_without_a_model_is_one_clear_line(tmp_path):
     with pytest.raises(ConfigError, match="cannot be loaded") as caught:
         loaded(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_beginning_that_prompts_share_is_computed_once_and_changes_nothing(tiny_model, tiny_llm):
+    alike = Message("system", "You answer step by step. " * 12)
+    prompts = [Prompt((alike, *prompt.messages)) for prompt in OTHERS[:4]]
+    llm = loaded(tiny_model, batch_size=8, device="cpu")
+    lengths = []
+    llm.model.register_forward_pre_hook(
+        lambda module, inputs, named: lengths.append(named["input_ids"].shape), with_kwargs=True
+    )
+    requests = [(prompt, Sampling(max_tokens=9, temperature=0.5 * i, seed=i)) for i, prompt in enumerate(prompts)]
+    for mine, (prompt, sampling) in zip(ask_together(llm, requests), requests, strict=True):
+        alone = ask(tiny_llm, prompt, sampling)
+        assert mine.token_ids == alone.token_ids
+        assert mine.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    asyncio.run(llm.aclose())
+    (one, shared), (four, rest) = lengths[:2]
+    assert (one, four) == (1, 4) and shared >= 128 > rest
