@@ -25,44 +25,73 @@ from reasonrag.storage.files import write_json, write_text, writing
 DATA_SETS = ("hotpotqa", "2wikimultihopqa", "musique", "nq", "popqa")
 # Each split ends at this number in [0, 1), the hash of a question's id. Rates and rules are chosen on `dev`.
 SPLITS = {"demonstrations": 0.26, "search-1": 0.39, "search-2": 0.52, "search-3": 0.64, "dev": 0.705, "test": 1.0}
+_OPENED = ("--open-tags",)
+_UNREADABLE = ("--max-unreadable", "1")  # a base model writes no step that can be read, and that is a result
 _SEARCHED = ("--top-k", "3", "--set", "retrieval.max_passage_chars=450", "--max-turns", "8")
-_MAX_TOKENS = 192  # of a step
-# Trees, each of a policy's own on a part of the questions that nothing before has seen.
+_MAX_TOKENS = 128  # of a step
+_TEMPERATURE = "0.7"  # of trees: at 1, half a billion parameters write few right trajectories
+# The policy that all others go on from: the best of `base`, `sft-reader` and `sft-own` on dev.
+_COLD = "sft-own"
+_SIBLINGS = ("--pair-rule", "siblings", "--min-confidence", "0", "--max-pairs", "0")
+# Iterations of trees as parts of `Scale.iterations`: fresh rollouts cost about a third of the calls.
+_PLAIN, _CONFIRMED, _FIRST = 1.0, 0.65, 0.5
+# Trees, each of a policy's own on a part of the questions that no policy before it has seen.
 _TREES = {
-    "demonstrations": ("reader", "demonstrations"),
-    "trees": ("sft", "search-1"),
-    "trees-reader": ("reader", "search-1"),
-    "trees-2": ("dpo", "search-2"),
-    "trees-3": ("dpo-2", "search-3"),
+    "trees-reader": ("reader", "demonstrations", _PLAIN),
+    "trees-base": (BASE, "demonstrations", _FIRST),
+    "trees": ("cold", "search-1", _PLAIN),
+    "trees-best": ("cold", "search-1", _CONFIRMED),
+    "trees-best-2": ("dpo", "search-2", _CONFIRMED),
+    "trees-rejection-2": ("rejection", "search-2", _PLAIN),
+    "trees-outcome-2": ("dpo-outcome", "search-2", _PLAIN),
+    "trees-best-3": ("dpo-2", "search-3", _CONFIRMED),
+    "trees-rejection-3": ("rejection-2", "search-3", _PLAIN),
+    "trees-outcome-3": ("dpo-outcome-2", "search-3", _PLAIN),
 }
-_PAIRS = {"pairs-outcome": ("--level", "trajectory"), "pairs-alpha1": ("--alpha", "1")}  # other pairs of `trees`
-_TRAJECTORIES = ("--examples", "trajectories", "--test-share", "0.05")
-_DPO = ("--learning-rate", "2e-6", "--beta", "0.1")
+# Pairs by other rules than those of the trees.
+_PAIRS = {
+    "pairs-outcome": ("trees", ("--level", "trajectory")),
+    "pairs-outcome-2": ("trees-outcome-2", ("--level", "trajectory")),
+    "pairs-outcome-3": ("trees-outcome-3", ("--level", "trajectory")),
+    "pairs-siblings": ("trees", _SIBLINGS),
+    "pairs-alpha1": ("trees", (*_SIBLINGS, "--alpha", "1")),
+    "pairs-half": ("trees-best", ("--path-share", "0.5")),
+}
+_COLD_START = ("--examples", "trajectories", "--test-share", "0.05", "--learning-rate", "2e-4")
+_RIGHT = ("--examples", "trajectories", "--learning-rate", "1e-4", "--epochs", "2")
+_DPO = ("--learning-rate", "1e-4", "--beta", "0.1", "--epochs", "2")
 # Policies in the order of training: what each begins with, what it learns, and how.
 _TRAINED = {
-    "sft": (BASE, "demonstrations", (*_TRAJECTORIES, "--learning-rate", "2e-5")),
-    "dpo": ("sft", "trees", _DPO),
-    "dpo-outcome": ("sft", "pairs-outcome", _DPO),
-    "dpo-alpha1": ("sft", "pairs-alpha1", _DPO),
-    "rejection": ("sft", "trees", (*_TRAJECTORIES, "--learning-rate", "5e-6")),
-    "sft-chosen": ("sft", "trees", ("--learning-rate", "5e-6")),
-    "dpo-reader": ("sft", "trees-reader", _DPO),
-    "dpo-2": ("dpo", "trees-2", _DPO),
-    "dpo-3": ("dpo-2", "trees-3", _DPO),
+    "sft-reader": (BASE, "trees-reader", _COLD_START),
+    "sft-own": (BASE, "trees-base", _COLD_START),
+    "dpo": ("cold", "trees-best", _DPO),
+    "rejection": ("cold", "trees", _RIGHT),
+    "dpo-outcome": ("cold", "pairs-outcome", _DPO),
+    "dpo-2": ("dpo", "trees-best-2", _DPO),
+    "dpo-siblings": ("cold", "pairs-siblings", _DPO),
+    "rejection-2": ("rejection", "trees-rejection-2", _RIGHT),
+    "dpo-outcome-2": ("dpo-outcome", "pairs-outcome-2", _DPO),
+    "dpo-half": ("cold", "pairs-half", _DPO),
+    "dpo-alpha1": ("cold", "pairs-alpha1", _DPO),
+    "sft-chosen": ("cold", "trees-best", ("--learning-rate", "1e-4", "--epochs", "2")),
+    "dpo-3": ("dpo-2", "trees-best-3", _DPO),
+    "rejection-3": ("rejection-2", "trees-rejection-3", _RIGHT),
+    "dpo-outcome-3": ("dpo-outcome-2", "pairs-outcome-3", _DPO),
 }
+_ADAPTERS = ("--lora-r", "8", "--lora-alpha", "16")
 _ONLINE = {"grpo-outcome": ("--reward", "outcome"), "grpo-step": ("--reward", "spre", "--credit", "step")}
 _ONLINE_STEPS = 20
 _PROMPTED = {"direct": "Direct", "rag": "RAG", "ircot": "IRCoT", "search-o1": "SearchO1"}
 _FEW = ("--min-questions", "1")  # whatever comes of so few is a result
-_SHARED = ("demonstrations", "sft")  # all seeds have those of the first
+_SHARED = ("trees-reader", "trees-base", "sft-reader", "sft-own")  # all seeds have those of the first
 
 
 def real_training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
-    """Yield demonstrations, SFT on them, and what is trained on trees of that policy, round after round."""
+    """Yield cold starts, and what is trained on trees of the better one, round after round."""
     plan = _Seed(paper, folder, seed, scale)
     made = set(_SHARED) if seed else set()
     for name, (_, data, _) in _TRAINED.items():
-        trees = "trees" if data in _PAIRS else data
+        trees = _PAIRS[data][0] if data in _PAIRS else data
         for needed, make in ((trees, plan.trees), (data, plan.pairs), (name, plan.trained)):
             if needed not in made:
                 yield make(needed)
@@ -89,26 +118,42 @@ class _Seed:
         return (self.folder.parent / "seed-0" if name in _SHARED else self.folder) / name
 
     def weights(self, name: str) -> Path:
-        if name == BASE:
-            return self.folder.parent / "model"
-        return self.at(name) / "merged" if name in _ONLINE else self.at(name)
+        return self.folder.parent / "model" if name == BASE else self.at(name) / "merged"
 
     def trees(self, name: str) -> Stage:
-        policy, split = _TREES[name]
-        iterations = (self.scale.iterations or 0) * (3 if policy == "reader" else 1)
-        shape = ("--iterations", str(iterations), "--lag", "0")
+        policy, split, part = _TREES[name]
+        iterations = max(1, round((self.scale.iterations or 0) * (2 if policy == "reader" else part)))
+        shape = (
+            "--iterations",
+            str(iterations),
+            "--lag",
+            "0",
+            "--temperature",
+            _TEMPERATURE,
+            *_UNREADABLE,
+            *(() if part == _CONFIRMED else ("--confirm", "0")),
+        )
         questions = self._questions(split, self.scale.questions)
-        return self._acting(self.at(name), policy, "build-tree", *questions, *shape)
+        return self._acting(self.at(name), policy, "build-tree", *questions, *shape, *_OPENED)
 
     def pairs(self, name: str) -> Stage:
-        trees = self.at("trees")
-        return Stage.writing(self.at(name), "pairs", str(trees), *_PAIRS[name], needs=(trees,))
+        trees, rule = _PAIRS[name]
+        return Stage.writing(self.at(name), "pairs", str(self.at(trees)), *rule, needs=(self.at(trees),))
 
     def trained(self, name: str) -> Stage:
         start, data, how = _TRAINED[name]
+        start = _named(start)
         arguments = ["dpo" if name.startswith("dpo") else "sft", "train", "--data", str(self.at(data))]
         arguments += ["--model", str(self.weights(start)), *(self._template() if start == BASE else ())]
-        arguments += ["--method", "full", *how, "--batch-size", "1", "--accumulation", "8", "--save-steps", "15"]
+        arguments += [
+            *how,
+            "--batch-size",
+            "8" if name.startswith("dpo") else "16",
+            "--accumulation",
+            "1",
+            "--merge",
+            *_ADAPTERS,
+        ]
         arguments += ["--set", "trainer.bf16=true"]
         arguments += ["--min-examples", "1", *_FEW]
         arguments += ["--set", f"max_steps={self.scale.max_steps or -1}", "--seed", str(self.seed)]
@@ -117,28 +162,38 @@ class _Seed:
 
     def online(self, name: str) -> Stage:
         arguments = ["rl", "train", *self._questions("search-2", self.scale.questions), *_ONLINE[name]]
-        arguments += ["--model", str(self.weights("sft")), "--format", "reasonrag", "--prompts", "brief"]
-        arguments += ["--method", "lora", "--learning-rate", "2e-5", "--group-size", "8", "--questions-per-step", "4"]
+        arguments += ["--model", str(self.weights(_COLD)), "--format", "reasonrag", "--set", "format.open_tags=true"]
+        arguments += [
+            "--set",
+            "lora.r=8",
+            "--set",
+            "lora.alpha=16",
+            "--learning-rate",
+            "2e-5",
+            "--group-size",
+            "8",
+            "--questions-per-step",
+            "4",
+        ]
         arguments += ["--max-steps", str(self.scale.max_steps or _ONLINE_STEPS), "--batch-size", "4"]
         arguments += ["--save-steps", "1", "--merge", "--seed", str(self.seed), *_FEW]
-        settings = (f"rollout.max_tokens={_MAX_TOKENS}", "rollout.batch_size=16", "validation.steps=0", *NO_GUARDS)
+        settings = (f"rollout.max_tokens={_MAX_TOKENS}", "rollout.batch_size=128", "validation.steps=0", *NO_GUARDS)
         for setting in settings:
             arguments += ["--set", setting]
-        return Stage.writing(self.at(name), *arguments, needs=(self.at("sft"),))
+        return Stage.writing(self.at(name), *arguments, needs=(self.at(_COLD),))
 
     def evaluated(self, name: str) -> Stage:
-        form = ("--format", f"python:papers.baselines:{_PROMPTED[name]}") if name in _PROMPTED else ()
+        form = ("--format", f"python:papers.baselines:{_PROMPTED[name]}") if name in _PROMPTED else _OPENED
         is_sampled = self.paper.sampled is None or name in self.paper.sampled
-        # A base model writes no step that can be read, and that is a result.
-        how = ("--temperature", "0,1" if is_sampled else "0", "--max-unreadable", "1", *form)
+        how = ("--temperature", "0,1" if is_sampled else "0", *_UNREADABLE, *form)
         arguments = ("eval", *self._questions("test", self.scale.test_questions), *how)
         policy = BASE if name in _PROMPTED else name
         return self._acting(evaluation_of(self.folder, name), policy, *arguments, label=f"{name}=")
 
     def _acting(self, out: Path, policy: str, *arguments: str, label: str = "") -> Stage:
         """Return a command in which a policy acts: served if there is a server, or in the command's own process."""
-        prompts = () if policy == BASE else ("--prompts", "brief")
-        acting = (*arguments, *prompts, "--max-tokens", str(_MAX_TOKENS), "--seed", str(self.seed), "--policy")
+        policy = _named(policy)
+        acting = (*arguments, "--max-tokens", str(_MAX_TOKENS), "--seed", str(self.seed), "--policy")
         if policy == "reader":
             return Stage.writing(out, *acting, f"{label}extractive")
         model, needs = self.weights(policy), () if policy == BASE else (self.at(policy),)
@@ -146,7 +201,7 @@ class _Seed:
             served = (f"{label}{ADDRESS}", "--concurrency", "32", "--set", "policy.timeout_s=3600")
             return Stage.writing(out, *acting, *served, needs=needs, serves=model)
         template = self._template() if policy == BASE else ()
-        own = (f"{label}hf:{model}", "--set", "policy.dtype=bfloat16", *template)
+        own = (f"{label}hf:{model}", "--set", "policy.dtype=bfloat16", "--set", "policy.batch_size=512", *template)
         return Stage.writing(out, *acting, *own, needs=needs)
 
     def _template(self) -> tuple[str, ...]:
@@ -158,6 +213,10 @@ class _Seed:
         sets = ",".join(str(data / split / f"{name}.jsonl") for name in DATA_SETS)
         limited = () if limit is None else ("--limit", str(limit))
         return ("--dataset", sets, "--corpus", str(data / "corpus.jsonl.gz"), *limited, *_SEARCHED)
+
+
+def _named(policy: str) -> str:
+    return _COLD if policy == "cold" else policy
 
 
 def prepare(model: Path, data: Path, out: Path) -> None:
