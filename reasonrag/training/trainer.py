@@ -43,12 +43,14 @@ _MAY_FALL = 0.1  # of chosen log-probabilities: so many nats, and this share of 
 _SAME_LOSS = 0.01  # a held-out loss that is higher by this share counts as equal, and the later step is kept
 _WORTH_TOKENS = 128  # a shorter prompt that rows share does not pay for a forward pass by itself
 _IGNORED_LABEL = -100
+SKIPPED = "skipped"  # in the log: the step had no finite gradient, and changed nothing
+_MOST_SKIPPED = 3  # steps in a row
 _PER_TOKEN = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 _PLAIN = {"input_ids", "attention_mask", "labels", "use_cache", "fused_lm_head", "num_items_in_batch", "return_dict"}
 
 
 class GuardedTrainer(Trainer):  # type: ignore[misc]
-    """Base class that stands before a TRL trainer: complete checkpoints only, and no step on a non-finite loss.
+    """Base class that stands before a TRL trainer: complete checkpoints only, and no step without a finite gradient.
 
     `seconds_before` counts the seconds of this training run in earlier
     processes. `complete_checkpoint` gets the folder of each checkpoint
@@ -116,14 +118,25 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
         # gradient. With fp16 the scaler skips bad steps itself.
         norm = super()._get_grad_norm(*args, **kwargs)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor under FSDP2
-        if norm is not None and not self.args.fp16:
-            self.check_finite(norm, "the gradient", self.state.global_step + 1)
-        return norm
+        if norm is None or self.args.fp16 or self._is_finite(norm):
+            return norm
+        # A batch in a hundred may have no gradient in bfloat16, and the next one has: the weights stay as they are.
+        done = self.state.global_step
+        skipped = [entry["step"] for entry in self.state.log_history if SKIPPED in entry]
+        if skipped[1 - _MOST_SKIPPED :] == list(range(done + 1 - _MOST_SKIPPED, done)) or not done:
+            self.check_finite(norm, "the gradient", done + 1)
+        self.model.zero_grad(set_to_none=True)
+        self.log({SKIPPED: 1.0})
+        return 0.0
+
+    def _is_finite(self, number: Any) -> bool:
+        """Return whether a number or a tensor is finite in all processes."""
+        finite = torch.isfinite(torch.as_tensor(number, device=self.args.device).detach()).all()
+        return bool(self.accelerator.gather(finite.reshape(1)).all())
 
     def check_finite(self, number: Any, what: str, step: int) -> None:
         """Raise RunError on all processes alike if a number or a tensor of any of them holds NaN or an infinity."""
-        finite = torch.isfinite(torch.as_tensor(number, device=self.args.device).detach()).all()
-        if not bool(self.accelerator.gather(finite.reshape(1)).all()):
+        if not self._is_finite(number):
             kept = f"checkpoints before step {step} are kept" if step > 1 else "nothing was trained"
             raise RunError(
                 f"{what} is not a finite number in step {step}, and every later step would be useless; {kept}. "
@@ -269,6 +282,8 @@ def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float 
     >>> progress_line({"eval_em": 0.5, "eval_retrievals": 1.5}, 20, 80, None)
     'step 20/80  held-out: em 0.5000  retrievals 1.5000'
     """
+    if SKIPPED in logs:
+        return f"step {step + 1}/{steps}  left out, as its gradient is not a finite number"
     prefix = "eval_" if "eval_em" in logs or "eval_loss" in logs else ""
     if not prefix and "loss" not in logs:
         return None
