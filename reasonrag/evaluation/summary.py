@@ -24,7 +24,7 @@ Metrics = dict[str, Any]
 Key = tuple[str, str, int, str]
 Intervals = Mapping[str, Mapping[Key, Metrics | None]]  # by group of questions; "" is all of them
 
-_MOST_LOST = 0.1  # share of the attempts that may lose points to their form before a line says so
+_MOST_LOST = 0.1  # a line warns if a larger share of the attempts loses points to their form
 _MARKS = str.maketrans("<>{}[]", "      ")  # normalising would join a tag to the word in it
 UNNAMED = "other"  # kind of the questions that have none, if others have one
 

@@ -111,6 +111,32 @@ class RecordedFormat(ToolCallsFormat):
         self._results = {Passage(_RESULT, SEALED)}  # a passage of ours may have any id
         self._thoughts_are_sent = False
         self.dialect = Dialect("", {})
+        conversations, prompts, functions = self._read(calls)
+        found = _find(functions, named[0], _SEARCHES, "query")
+        if found is None:
+            names = ", ".join(sorted({name for name, _, _ in functions})) or "the recording has none"
+            raise DataError(f"no function of the agent searches: {names}; name one, --search-function NAME.ARGUMENT")
+        self.function, self.argument = found
+        self.answer = _ANSWER if self.dialect.call else _find(functions, named[1], _ANSWERS, "answer")
+        unused = Counter[str]()
+        for name, conversation in conversations.items():
+            reason = "are not as OpenAI writes them"
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+                reason = self._take(conversation, prompts[name], questions)
+            unused.update([reason] if reason else [])
+        self.questions = [question for question in questions if _key(question) in self.trajectories]
+        reasons = ", ".join(f"{count} {reason}" for reason, count in unused.items())
+        if not self.questions:
+            raise DataError(
+                f"none of {len(conversations)} conversations can be branched: {reasons or 'the recording is empty'}"
+            )
+        if reasons:
+            log.warning(f"of {len(conversations)} conversations, {reasons}: not branched")
+
+    def _read(
+        self, calls: Iterable[Call]
+    ) -> tuple[dict[str, list[Call]], dict[str, list[tuple[Message, ...]]], list[_Function]]:
+        """Find the dialect; return the calls of each conversation, their prompts if they can be read, and functions."""
         conversations: dict[str, list[Call]] = {}
         prompts: dict[str, list[tuple[Message, ...]]] = {}
         functions: list[_Function] = []
@@ -132,26 +158,7 @@ class RecordedFormat(ToolCallsFormat):
                 prompts.setdefault(name, []).append(prompt)
                 self._thoughts_are_sent |= any("<think>" in said.content for said in prompt if said.role == "assistant")
             conversations.setdefault(name, []).append(call)
-        found = _find(functions, named[0], _SEARCHES, "query")
-        if found is None:
-            names = ", ".join(sorted({name for name, _, _ in functions})) or "the recording has none"
-            raise DataError(f"no function of the agent searches: {names}; name one, --search-function NAME.ARGUMENT")
-        self.function, self.argument = found
-        self.answer = _ANSWER if self.dialect.call else _find(functions, named[1], _ANSWERS, "answer")
-        unused = Counter[str]()
-        for name, conversation in conversations.items():
-            reason = "are not as OpenAI writes them"
-            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-                reason = self._take(conversation, prompts[name], questions)
-            unused.update([reason] if reason else [])
-        self.questions = [question for question in questions if _key(question) in self.trajectories]
-        reasons = ", ".join(f"{count} {reason}" for reason, count in unused.items())
-        if not self.questions:
-            raise DataError(
-                f"none of {len(conversations)} conversations can be branched: {reasons or 'the recording is empty'}"
-            )
-        if reasons:
-            log.warning(f"of {len(conversations)} conversations, {reasons}: not branched")
+        return conversations, prompts, functions
 
     @property
     def fingerprint(self) -> str:
