@@ -47,7 +47,7 @@ _RARE = ("passages.strict", "passages.max_words", "bm25", "encoder.dtype", "enco
 def index() -> None:
     """Search indexes: BM25 and dense, from a corpus on disk or on the Hub.
 
-    \b reasonrag index build --corpus corpus.jsonl.gz --kind bm25 --out indexes/mine reasonrag index serve
+    \b reasonrag index build --corpus corpus.jsonl.gz --out indexes/mine reasonrag index serve
       indexes/mine reasonrag build-tree --dataset questions.jsonl --index indexes/mine --policy extractive
       --out runs/try
     """
@@ -63,13 +63,13 @@ def build(out: Path, **given: Any) -> None:
 
     \b
     BM25 over your own corpus (id and contents, or id, title and text):
-      reasonrag index build --corpus corpus.jsonl.gz --kind bm25 --out indexes/mine
+      reasonrag index build --corpus corpus.jsonl.gz --out indexes/mine
     Vectors too, over the same passages:
       reasonrag index build --kind dense --encoder intfloat/e5-base-v2 --out indexes/mine
     Wikipedia 2018 as Search-R1 and ReasonRAG use it, in at most 32 GB:
-      reasonrag index build --corpus wiki18 --kind bm25 --max-memory 32G --out indexes/wiki18
+      reasonrag index build --corpus wiki18 --max-memory 32G --out indexes/wiki18
     A folder of texts, cut into passages of 100 words:
-      reasonrag index build --corpus texts/ --chunk-words 100 --kind bm25 --out indexes/texts
+      reasonrag index build --corpus texts/ --chunk-words 100 --out indexes/texts
     """
     from reasonrag.commands.console import StageLines, error_console, log_plainly, table_console
     from reasonrag.core.settings import gather, validate

@@ -13,6 +13,7 @@ verl and Search-R1: the fields are those of Search-R1's `scripts/data_process`:
 `data_source` (selects the reward), `prompt`, `ability`, `reward_model` with the
 golden answers as its target, and `extra_info`. Trainers group the samples of a
 question by `extra_info.index`, so it is unique across data sets and splits.
+SkyRL reads the same answers as `reward_spec`, and `env_class`.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ verl_schema = Described(
     ("ability", "string", "fact-reasoning"),
     ("reward_model", Described("", ("style", "string", "rule"), ("ground_truth", _ground_truth, "")), "golden answers"),
     ("extra_info", _identity, "identity"),
+    ("env_class", "string", "search"),
+    ("reward_spec", Described("", ("method", "string", "rule"), ("ground_truth", _ground_truth, "")), "golden answers"),
 )
 
 
@@ -268,11 +271,14 @@ def export_questions(run: Path, out: Path, *, tool: str = "verl", prompts: str |
 
 def verl_row(question: Question, source: str, prompt: Sequence[Message], split: str, index: int) -> Row:
     """Return a row of `verl_schema`."""
+    answers = {"target": list(question.golden_answers)}
     return {
         "data_source": source,
         "prompt": [{"role": message.role, "content": message.content} for message in prompt],
         "ability": "fact-reasoning",
-        "reward_model": {"style": "rule", "ground_truth": {"target": list(question.golden_answers)}},
+        "reward_model": {"style": "rule", "ground_truth": answers},
+        "env_class": "search",
+        "reward_spec": {"method": "rule", "ground_truth": answers},
         "extra_info": {
             "split": split,
             "index": index,

@@ -21,8 +21,6 @@ def build_index(path: Path, config: IndexConfig, *, progress: BuildProgress) -> 
     Raises:
         ConfigError, DataError, RunError: one line; finished stages are kept.
     """
-    if not config.kind:
-        raise ConfigError("no kind of index is given; add --kind bm25, --kind dense, or both")
     if "bm25" in config.kind:
         from reasonrag.retrieval.bm25 import Tokenizer
 

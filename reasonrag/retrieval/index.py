@@ -113,7 +113,9 @@ class IndexConfig(Section):
         "also takes a folder of them or of texts, a known name (wiki18, ...), or hub:OWNER/NAME:FILE",
         "--corpus",
     )
-    kind: tuple[Literal["bm25", "dense"], ...] = execution((), "what to build: bm25, dense, or both", "--kind")
+    kind: tuple[Literal["bm25", "dense"], ...] = execution(
+        ("bm25",), "what to build: bm25, dense, or both", "--kind", min_length=1
+    )
     max_memory: ByteSize | None = execution(
         None, "maximum memory of the build, for example 8G (default: half of this machine's)", "--max-memory"
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import structlog
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
 
 from reasonrag.core.errors import BackendError, RetrievalError
 from reasonrag.core.serving import App, ListenSettings, Receive, Refusal, Response, Scope, describe_problems, run_app
@@ -38,10 +38,17 @@ class ServeSettings(ListenSettings):
     health_timeout_s: float = setting(10.0, "timeout in seconds of the query that /health sends", gt=0)
 
 
-class RetrieveRequest(BaseModel):
-    """The body of Search-R1's `POST /retrieve`. If `topk` is absent, null or 0, the server's default counts."""
+def _listed(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
 
-    queries: list[str]
+
+class RetrieveRequest(BaseModel):
+    """The body of Search-R1's `POST /retrieve`. If `topk` is absent, null or 0, the server's default counts.
+
+    SkyRL's environment asks one `query`.
+    """
+
+    queries: Annotated[list[str], BeforeValidator(_listed), Field(validation_alias=AliasChoices("queries", "query"))]
     topk: Annotated[int, Field(ge=0, le=MAX_TOP_K)] | None = None
     return_scores: bool = False
 

@@ -113,8 +113,8 @@ def gold_id(index: Path, title: str) -> str:
 @pytest.mark.parametrize(
     ("args", "what"),
     [
-        ((), "no kind of index is given; add --kind bm25"),
-        (("--kind", "bm25"), "has no passages yet; add --corpus"),
+        ((), "has no passages yet; add --corpus"),
+        (("--set", "kind=[]"), "kind: "),
         (("--kind", "dense", "--corpus", "x.jsonl"), "a dense index needs a model: add --encoder"),
         (("--kind", "bm25", "--corpus", "hotpot"), "hotpotqa"),
     ],

@@ -154,11 +154,12 @@ def test_verl_rows_have_the_documented_fields_and_types(finished, tmp_path):
     by_text = {FORMATS["search_r1"]().prompt(q, ()).messages[-1].content: q for q in QUESTIONS}
     for split, rows in asked.items():
         for row in rows:
-            assert list(row) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+            assert list(row) == verl_schema().names
             question = by_text.pop(row["prompt"][-1]["content"])
             assert [message["role"] for message in row["prompt"]] == ["system", "user"]
             assert (row["data_source"], row["ability"]) == ("toy", "fact-reasoning")
             assert row["reward_model"] == {"style": "rule", "ground_truth": {"target": ["Steven Spielberg"]}}
+            assert row["reward_spec"] == {"method": "rule", "ground_truth": {"target": ["Steven Spielberg"]}}
             assert row["extra_info"]["split"] == split
             assert in_test_split(("toy", question.id), 0.3) is (split == "test")
 

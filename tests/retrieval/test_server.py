@@ -121,12 +121,20 @@ def test_without_scores_documents_stand_alone_and_topk_is_the_servers(
     assert exchange(port, request_) == {"result": documents}
 
 
+@pytest.mark.parametrize("name", ["query", "queries"])
+def test_one_query_may_stand_alone_as_skyrl_asks(port: int, name: str) -> None:
+    status, alone, _ = call(port, "POST", "/retrieve", {name: "captain of Orlandis", "return_scores": True})
+    _, listed, _ = call(port, "POST", "/retrieve", {"queries": ["captain of Orlandis"], "return_scores": True})
+    assert (status, alone) == (200, listed)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
         (b"{", 422, "JSON"),
         (b'"text"', 422, "expected"),
-        ({"queries": "who?"}, 422, "queries"),
+        ({"queries": 7}, 422, "queries"),
+        ({"topk": 1}, 422, "queries"),
         ({"queries": ["a", 7]}, 422, "queries: 1"),
         ({"queries": ["a"], "topk": -1}, 422, "topk"),
         ({"queries": ["a"], "topk": 1001}, 422, "topk"),
