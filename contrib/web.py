@@ -1,10 +1,11 @@
-"""Web search through Serper, or any other search API that takes and returns JSON (Tavily, Elasticsearch, ...).
+"""Web search through Serper, FlashRAG's server, or any other API that speaks JSON (Tavily, Elasticsearch, ...).
 
     SERPER_API_KEY=... reasonrag build-tree --retriever python:contrib.web:open_serper ...
     reasonrag build-tree --retriever python:contrib.web:open_api --config api.yaml ...
 
 Options of `open_api`: url, request (JSON in which "{query}" and "{top_k}" stand for the values), results (the path of
-the list in a reply), id, title, text, score, key_env, key_header. The journal of a run keeps what each query found.
+the list in a reply, "." if the reply is the list), id, title, text, score, key_env, key_header. The journal of a run
+keeps what each query found.
 """
 
 from __future__ import annotations
@@ -29,12 +30,18 @@ _SERPER = {
     "key_header": "X-API-KEY: {key}",
 }
 _API = {"request": {"query": "{query}", "top_k": "{top_k}"}}
+_FLASHRAG = {"request": {"query": "{query}", "top_n": "{top_k}"}, "results": "."}
 _MOST_BYTES = 16 << 20
 
 
 def open_serper(config: Config, questions: list[Question]) -> QueryRetriever:
     """Open Google search through Serper."""
     return _open("serper", config, _SERPER)
+
+
+def open_flashrag(config: Config, questions: list[Question]) -> QueryRetriever:
+    """Open the `/search` of FlashRAG's retriever server, whose address is `retrieval.backend.url`."""
+    return _open("flashrag", config, _FLASHRAG)
 
 
 def open_api(config: Config, questions: list[Question]) -> QueryRetriever:

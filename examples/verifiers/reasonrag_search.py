@@ -3,7 +3,8 @@
 `pip install ./examples/verifiers`, then evaluate a served policy; the settings are those of `rl train`:
 
     vf-eval reasonrag-search -m MODEL --client.base-url http://127.0.0.1:8000/v1 --sampling.temperature 0 \\
-        --env.taskset.preset search-r1 --env.taskset.settings '{"retrieval.index": "indexes/wiki18"}'
+        --env.agent.runtime.type subprocess --env.taskset.preset search-r1 \\
+        --env.taskset.settings '{"retrieval.index": "indexes/wiki18"}'
 
 Every call of the engine goes through verifiers' endpoint, which records it; its sampling settings replace ours.
 """

@@ -118,6 +118,13 @@ def test_web_search_is_repeated_when_it_fails_and_never_shows_the_key(monkeypatc
         found("web:open_serper", "jaws", url=server.url)
 
 
+def test_flashrags_server_answers_with_the_list_itself() -> None:
+    with StubRetriever() as server:
+        server.script = in_turn(reply([{"id": "7", "contents": "Jaws\nA film."}]))
+        assert found("web:open_flashrag", "jaws", url=server.url) == [(Passage("7", "Jaws\nA film."),)]
+        assert server.requests[-1] == {"query": "jaws", "top_n": 2}
+
+
 def test_a_tool_of_mcp_gets_the_named_variables_alone_and_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEA_KEY", "salt")
     monkeypatch.setenv("OTHER_KEY", "pepper")
