@@ -162,19 +162,8 @@ class _Seed:
 
     def online(self, name: str) -> Stage:
         arguments = ["rl", "train", *self._questions("search-2", self.scale.questions), *_ONLINE[name]]
-        arguments += ["--model", str(self.weights(_COLD)), "--format", "reasonrag", "--set", "format.open_tags=true"]
-        arguments += [
-            "--set",
-            "lora.r=8",
-            "--set",
-            "lora.alpha=16",
-            "--learning-rate",
-            "2e-5",
-            "--group-size",
-            "8",
-            "--questions-per-step",
-            "4",
-        ]
+        arguments += ["--model", str(self.weights(_COLD)), "--format", "reasonrag", *_OPENED]
+        arguments += [*_ADAPTERS, "--learning-rate", "2e-5", "--group-size", "8", "--questions-per-step", "4"]
         arguments += ["--max-steps", str(self.scale.max_steps or _ONLINE_STEPS), "--batch-size", "4"]
         arguments += ["--save-steps", "1", "--merge", "--seed", str(self.seed), *_FEW]
         settings = (f"rollout.max_tokens={_MAX_TOKENS}", "rollout.batch_size=128", "validation.steps=0", *NO_GUARDS)

@@ -199,9 +199,9 @@ def rl() -> None:
 @settings("RLSettings", "method", "learning_rate", "max_steps", *_BATCH, "rollout.url", "seed")
 @rare(
     settings("RLSettings", "split", "exclude", "world_seed", "retrieval.kind", "retrieval.top_k", "chat_template"),
-    settings("RLSettings", "format.prompts", "format.max_steps", "format.max_searches", "plans"),
+    settings("RLSettings", "format.prompts", "format.open_tags", "format.max_steps", "format.max_searches", "plans"),
     settings("RLSettings", "algorithm", "loss_type", "beta", "credit", "sampling.dynamic", "guards"),
-    settings("RLSettings", "reward.prm.model", "save_steps", "merge", "min_questions"),
+    settings("RLSettings", "reward.prm.model", "lora", "save_steps", "merge", "min_questions"),
 )
 @configuration("RLSettings")
 @OUT

@@ -38,8 +38,8 @@ _PAIRS = (
 @settings("Config", "search.iterations", "value.kind", "value.rollouts", "seed", "policy.concurrency")
 @rare(
     settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind", "policy.card"),
-    settings("Config", "policy.chat_template", "policy.max_tokens", "format.prompts", "format.open_tags"),
-    settings("Config", "format.max_steps", "search.recording", "search.lag", "search.max_calls"),
+    settings("Config", "policy.chat_template", "policy.max_tokens", "format.name", "format.prompts"),
+    settings("Config", "format.open_tags", "format.max_steps", "search.recording", "search.lag", "search.max_calls"),
     settings("Config", "search.max_children", "search.selection", "value.alpha", "completer.spec", "completer.model"),
     settings("Config", "pairs.confirm", *_PAIRS, "choice.prm", "choice.candidates"),
     settings("Config", "search.search_function", "run", "policy.input_price", "policy.output_price"),
