@@ -30,7 +30,7 @@ from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.event_loop import Worker
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.types import Completion, Message, Prompt
+from reasonrag.core.types import Completion, Message, Prompt, Span
 from reasonrag.llm.base import Sampling, caller, overflows_context
 from reasonrag.llm.model_folder import public_name
 from reasonrag.llm.openai_wire import (
@@ -159,6 +159,22 @@ class ServerLLM:
         """
         served_models = [await self._check(server.url) for server in self._addresses.all]
         return served_models[0]
+
+    async def check_open_turn(self) -> None:
+        """Raise ConfigError if the server does not go on with a turn that is open; one token shows it."""
+        if self._wire.encode is not None:  # the turn is part of a text
+            return
+        try:
+            prompt = Prompt((Message("user", "Hello"),), (Span("I"),))
+            await self.complete(prompt, Sampling(temperature=0, max_tokens=1, seed=0))
+        except LLMError as error:
+            if error.cause == "refused":
+                problem = (
+                    f"{self.name}: its server does not go on with a turn that is open, as this format asks; let the "
+                    "turn be part of a text: --set policy.api=completions, and --set policy.tokenizer=FOLDER_OR_HUB_ID "
+                    "if the model's name is not its tokenizer's"
+                )
+                raise ConfigError(problem, quoting=error) from error
 
     async def _check(self, url: str) -> ServedModel | None:
         try:

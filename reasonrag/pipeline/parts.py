@@ -26,6 +26,7 @@ from reasonrag.core.settings import COMMIT, Tree, merge, named_path, validate
 from reasonrag.core.types import Passage, Question
 from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
 from reasonrag.formats.base import fingerprint
+from reasonrag.formats.stream import StreamFormat
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.chat_template import check_chat_template
 from reasonrag.llm.journaled import JournaledLLM
@@ -416,11 +417,12 @@ def sampling(model: ModelConfig) -> Sampling:
     return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)
 
 
-async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> None:
+async def check(parts: Parts, *, begun: bool | None = None, wait_s: float = 0.0) -> None:
     """Check that all servers answer, within `wait_s`, before any call is paid for.
 
     A run that had `begun` has found them before: one that does
     not answer now is waited for, as if it had gone away later.
+    None is no run, and only asks whether they are there.
 
     Raises:
         LLMError, RetrievalError, ConfigError: a part will not work; one clear line.
@@ -436,3 +438,7 @@ async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> No
 
     opened = (parts.policy, parts.judge, parts.completer, parts.retriever)
     await asyncio.gather(*(check_one(part) for part in opened if hasattr(part, "check")))
+    # A run that goes on has found this out.
+    opens_turns = isinstance(parts.format, StreamFormat) or getattr(parts.format, "openings", None)
+    if opens_turns and begun is False and hasattr(parts.policy, "check_open_turn"):
+        await parts.policy.check_open_turn()

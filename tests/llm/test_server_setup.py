@@ -11,6 +11,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
+from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import open_llm
 from tests.fakes.model_server import FakeOpenAI
 from tests.fakes.stubs import Answer
@@ -37,6 +38,16 @@ def test_check_accepts_a_server_that_lists_the_model_or_lists_nothing():
 def test_check_accepts_a_server_that_serves_what_it_does_not_list():
     with FakeOpenAI(models=("other",), serves_unlisted=True) as server:
         check(server)
+    assert [request["max_tokens"] for request in server.requests] == [1]
+
+
+@pytest.mark.parametrize("format", [{"format.name": "search_r1"}, {"format.open_tags": True}])
+def test_a_server_that_goes_on_with_no_open_turn_is_found_out_before_a_call_is_paid(format, tmp_path):
+    with FakeOpenAI(strict=("continue_final_message",)) as server:
+        asked = {"questions.dataset": "demo", "questions.limit": 2, "policy.spec": server.base_url}
+        config = load_config(overrides={**asked, "policy.model": "fake", **format})
+        with pytest.raises(ConfigError, match=r"fake: its server does not go on with a turn .*policy\.api=completions"):
+            build_trees(config, tmp_path / "run")
     assert [request["max_tokens"] for request in server.requests] == [1]
 
 
