@@ -114,7 +114,13 @@ def score(policy: Recorded, format: Format, run: Path, *, questions: int, sampli
     asked = [Question(str(n), f"Who directed Jaws {n}?", ("right",), dataset="toy") for n in range(questions)]
     overrides = {"search.iterations": 8, "format.max_steps": steps, "retrieval.top_k": 1, "pairs.test_share": 0.0}
     # Every two siblings, as nothing is known of the order of random steps.
-    siblings = {"pairs.rule": "siblings", "pairs.confirm": 0, "pairs.min_confidence": 0.0, "pairs.per_question": 0}
+    siblings = {
+        "pairs.rule": "siblings",
+        "pairs.confirm": 0,
+        "pairs.path_share": 1.0,
+        "pairs.min_confidence": 0.0,
+        "pairs.per_question": 0,
+    }
     sampled_with = {"policy.max_tokens": sampling.max_tokens, "policy.temperature": sampling.temperature}
     config = load_config(overrides={**overrides, **siblings, **sampled_with})
     content = {"policy": policy.name}

@@ -42,8 +42,9 @@ _ROUNDS = 3
 _CONFIRMED_SHARE = 0.7
 _PAPERS_LOSS = ("--loss-type", "sigmoid")
 _SIBLINGS = ("--pair-rule", "siblings", "--min-confidence", "0", "--max-pairs", "0")
+_EVERY_PAIR = (*_SIBLINGS, "--path-share", "1")  # the paper's rule
 _RULES = {
-    "siblings": _SIBLINGS,
+    "siblings": _EVERY_PAIR,
     "siblings-half": (*_SIBLINGS, "--path-share", "0.5"),
     "alpha1": (*_SIBLINGS, "--alpha", "1"),
     "outcome": ("--level", "trajectory"),
@@ -255,7 +256,7 @@ def _online(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Sta
 
 def _trees(scale: Scale, seed: int) -> tuple[str, ...]:
     limit = ("--limit", str(scale.questions or _QUESTIONS))
-    rule = (*_SIBLINGS, "--confirm", "0")  # the paper's
+    rule = (*_EVERY_PAIR, "--confirm", "0")
     return ("build-tree", "--preset", "demo", *limit, "--seed", str(seed), "--lag", "0", *rule)
 
 

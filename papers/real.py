@@ -32,7 +32,7 @@ _MAX_TOKENS = 128  # of a step
 _TEMPERATURE = "0.7"  # of trees: at 1, half a billion parameters write few right trajectories
 # The policy that all others go on from: the best of `base`, `sft-reader` and `sft-own` on dev.
 _COLD = "sft-own"
-_SIBLINGS = ("--pair-rule", "siblings", "--min-confidence", "0", "--max-pairs", "0")
+_SIBLINGS = ("--pair-rule", "siblings", "--min-confidence", "0", "--max-pairs", "0", "--path-share", "1")
 # Iterations of trees as parts of `Scale.iterations`: fresh rollouts cost about a third of the calls.
 _PLAIN, _CONFIRMED, _FIRST = 1.0, 0.65, 0.5
 # Trees, each of a policy's own on a part of the questions that no policy before it has seen.
@@ -55,7 +55,7 @@ _PAIRS = {
     "pairs-outcome-3": ("trees-outcome-3", ("--level", "trajectory")),
     "pairs-siblings": ("trees", _SIBLINGS),
     "pairs-alpha1": ("trees", (*_SIBLINGS, "--alpha", "1")),
-    "pairs-half": ("trees-best", ("--path-share", "0.5")),
+    "pairs-all": ("trees-best", ("--path-share", "1")),
 }
 _COLD_START = ("--examples", "trajectories", "--test-share", "0.05", "--learning-rate", "2e-4")
 _RIGHT = ("--examples", "trajectories", "--learning-rate", "1e-4", "--epochs", "2")
@@ -71,7 +71,7 @@ _TRAINED = {
     "dpo-siblings": ("cold", "pairs-siblings", _DPO),
     "rejection-2": ("rejection", "trees-rejection-2", _RIGHT),
     "dpo-outcome-2": ("dpo-outcome", "pairs-outcome-2", _DPO),
-    "dpo-half": ("cold", "pairs-half", _DPO),
+    "dpo-all": ("cold", "pairs-all", _DPO),
     "dpo-alpha1": ("cold", "pairs-alpha1", _DPO),
     "sft-chosen": ("cold", "trees-best", ("--learning-rate", "1e-4", "--epochs", "2")),
     "dpo-3": ("dpo-2", "trees-best-3", _DPO),

@@ -286,7 +286,7 @@ class PairsConfig(Section):
     )
     min_margin: float = execution(0.01, "minimum difference between the two rewards of a pair", "--min-margin", ge=0)
     path_share: float = execution(
-        1.0,
+        0.5,
         "share to keep of the pairs whose sides differ only in the length of their paths",
         "--path-share",
         ge=0,
