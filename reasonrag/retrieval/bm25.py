@@ -49,20 +49,20 @@ from reasonrag.retrieval.passages import (
 from reasonrag.storage.files import short_hash
 
 
-def _without_jax(name: str) -> Any:
-    """Import a module that computes with JAX where it is installed, as bm25s does at its import.
+def _bm25s_without_jax() -> Any:
+    """Import bm25s, which computes with JAX at its import where that is installed.
 
     On a GPU, JAX takes three quarters of the memory, which the models of this process and of others need.
     """
     loaded = sys.modules.setdefault("jax", None)  # type: ignore[arg-type]  # None makes an import of it fail
     try:
-        return importlib.import_module(name)
+        return importlib.import_module("bm25s")
     finally:
         if loaded is None:
             del sys.modules["jax"]
 
 
-bm25s = _without_jax("bm25s")
+bm25s = _bm25s_without_jax()
 
 # The names under which bm25s looks for its files.
 _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
