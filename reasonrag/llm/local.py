@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 _WINDOW_S = 0.005
 # A token at the end may decode to nothing (special tokens are skipped), or begin before the stop string.
 _SPARE_TAIL_TOKENS = 16
-# A beginning that all prompts of a batch share is computed once if it has this many tokens.
-_SHARED_TOKENS = 128
+_WORTH_TOKENS = 128  # a shorter beginning that prompts share does not pay for a forward pass by itself
 
 
 @dataclass(slots=True)
@@ -239,6 +238,8 @@ class TransformersLLM:
         numbers: dict[tuple[int, ...], int] = {}
         of_rows = [numbers.setdefault(row.prompt_ids, len(numbers)) for row in rows]
         shared = _shared_tokens(numbers)
+        if shared and not _attends_to_all(self.model):
+            shared = 0
         ends, mask = (part.to(self.model.device) for part in padded([ids[shared:] for ids in numbers], side="left"))
         rows_of, cache = torch.tensor(of_rows, device=ends.device), None
         if shared:
@@ -319,7 +320,19 @@ def _shared_tokens(prompts: Collection[tuple[int, ...]]) -> int:
     first, last = min(prompts), max(prompts)  # no other two have less in common
     bound = min(map(len, prompts)) - 1
     shared = next((number for number in range(bound) if first[number] != last[number]), bound)
-    return shared if shared >= _SHARED_TOKENS else 0
+    return shared if shared >= _WORTH_TOKENS else 0
+
+
+def _attends_to_all(model: Any) -> bool:
+    """Return whether each layer attends to all tokens before.
+
+    Else padding behind a shared beginning would count in a window, or change a recurrent state.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    layers = DynamicCache(config=model.config).layers
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 def padded(rows: Sequence[Sequence[int]], *, side: str) -> tuple[Tensor, Tensor]:

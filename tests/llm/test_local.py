@@ -218,19 +218,44 @@ def test_a_folder_without_a_model_is_one_clear_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_beginning_that_prompts_share_is_computed_once_and_changes_nothing(tiny_model, tiny_llm):
+def begun_alike(chat, model):
+    """Completions of four prompts that begin alike, in one batch and alone, and the shapes of the batch's inputs."""
     alike = Message("system", "You answer step by step. " * 12)
-    prompts = [Prompt((alike, *prompt.messages)) for prompt in OTHERS[:4]]
-    llm = loaded(tiny_model, batch_size=8, device="cpu")
-    lengths = []
-    llm.model.register_forward_pre_hook(
-        lambda module, inputs, named: lengths.append(named["input_ids"].shape), with_kwargs=True
+    requests = [
+        (Prompt((alike, *prompt.messages)), Sampling(max_tokens=9, temperature=0.5 * i, seed=i))
+        for i, prompt in enumerate(OTHERS[:4])
+    ]
+    llm, shapes = TransformersLLM(chat, name="alike", batch_size=8, model=model), []
+    hook = model.register_forward_pre_hook(
+        lambda module, inputs, named: shapes.append(tuple(named["input_ids"].shape)), with_kwargs=True
     )
-    requests = [(prompt, Sampling(max_tokens=9, temperature=0.5 * i, seed=i)) for i, prompt in enumerate(prompts)]
-    for mine, (prompt, sampling) in zip(ask_together(llm, requests), requests, strict=True):
-        alone = ask(tiny_llm, prompt, sampling)
-        assert mine.token_ids == alone.token_ids
-        assert mine.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    together = ask_together(llm, requests)
+    hook.remove()
+    alone = [ask(llm, *request) for request in requests]
     asyncio.run(llm.aclose())
-    (one, shared), (four, rest) = lengths[:2]
+    return together, alone, shapes
+
+
+def assert_same(together: list[Completion], alone: list[Completion]) -> None:
+    for mine, theirs in zip(together, alone, strict=True):
+        assert mine.token_ids == theirs.token_ids
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+def test_a_beginning_that_prompts_share_is_computed_once_and_changes_nothing(tiny_llm):
+    together, alone, shapes = begun_alike(tiny_llm.chat, tiny_llm.model)
+    assert_same(together, alone)
+    (one, shared), (four, rest) = shapes[:2]
     assert (one, four) == (1, 4) and shared >= 128 > rest
+
+
+def test_a_sliding_window_reads_each_prompt_whole(tiny_llm):
+    """Padding between a shared beginning and what follows would count in the window."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    size = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = MistralConfig(vocab_size=len(tiny_llm.chat.tokenizer), num_key_value_heads=2, sliding_window=64, **size)
+    torch.manual_seed(0)
+    together, alone, shapes = begun_alike(tiny_llm.chat, MistralForCausalLM(config).eval())
+    assert_same(together, alone)
+    assert shapes[0][0] == 4
