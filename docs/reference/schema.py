@@ -51,7 +51,7 @@ RUN_JSON = {
     "pairs.by_type.*": "pairs by chosen > rejected",
     "pairs.by_depth.*": "pairs by steps before the decision",
     "pairs.median_margin": "of chosen_reward - rejected_reward",
-    "pairs.left_out.*": "pairs that were too unsure, or that another question reverses, by cause",
+    "pairs.left_out.*": "pairs that were left out, by cause: unsure, one-sided, a shorter path alone, or reversed",
     "pairs.min_margin": "the threshold",
     "pairs.rule": "best or siblings: what was compared in a state",
     "pairs.min_confidence": "smallest probability that the order is right",

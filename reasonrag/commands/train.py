@@ -284,6 +284,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         raise RunError(f"{out} is a folder; choose a file for --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     journal_path = out.with_name(f"{out.name}.journal.sqlite")
+    has_begun = journal_path.exists()
     progress = Progress(len(parts.questions), "questions", label="reference plans")
 
     # Every reply is in the journal, under the content of its request,
@@ -298,7 +299,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         retriever = BatchedRetriever.of_run(parts.retriever, journal)
         engine = open_engine(config, policy, retriever, parts.format)
         async with contextlib.aclosing(parts):
-            await check(parts, wait_s=config.run.wait_s)
+            await check(parts, begun=has_begun, wait_s=config.run.wait_s)
             async with stop.show(progress, journal.drain):
                 return await make_plans(
                     parts.questions,

@@ -161,18 +161,20 @@ class ServerLLM:
         return served_models[0]
 
     async def check_open_turn(self) -> None:
-        """Raise ConfigError if the server does not go on with a turn that is open; one token shows it."""
-        if self._wire.encode is not None:  # the turn is part of a text
-            return
+        """Raise ConfigError if the server cannot continue an assistant's turn; one token shows it."""
         try:
             prompt = Prompt((Message("user", "Hello"),), (Span("I"),))
             await self.complete(prompt, Sampling(temperature=0, max_tokens=1, seed=0))
         except LLMError as error:
             if error.cause == "refused":
+                remedy = (
+                    "send prompts as text: --set policy.api=completions, and --set policy.tokenizer=FOLDER_OR_HUB_ID "
+                    "(with the model's chat template) unless the model is served under its Hub id"
+                )
+                if self._wire.encode is not None:
+                    remedy = "it takes no prompts as text either: take another server"
                 problem = (
-                    f"{self.name}: its server does not go on with a turn that is open, as this format asks; let the "
-                    "turn be part of a text: --set policy.api=completions, and --set policy.tokenizer=FOLDER_OR_HUB_ID "
-                    "if the model's name is not its tokenizer's"
+                    f"the server of {self.name} cannot continue an assistant's turn, which this format needs; {remedy}"
                 )
                 raise ConfigError(problem, quoting=error) from error
 
@@ -308,7 +310,14 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
         from reasonrag.llm.chat_template import ChatTemplate  # imports transformers when it loads
 
         tokenizer = config.tokenizer or config.model
-        chat = ChatTemplate.load(tokenizer, revision=config.revision, template=config.chat_template)
+        try:
+            chat = ChatTemplate.load(tokenizer, revision=config.revision, template=config.chat_template)
+        except ConfigError as error:
+            if config.tokenizer:
+                raise
+            raise ConfigError(
+                f"{error}; give the model's tokenizer: --set policy.tokenizer=FOLDER_OR_HUB_ID"
+            ) from error
         encode, vocabulary = (chat.token_ids if config.vllm else chat.text), len(chat.tokenizer)
         decode = chat.decode
     shared = {"timeout_s", "patience_s", "concurrency", "seeded", "vllm", "logprobs", "think"}

@@ -20,7 +20,7 @@ import structlog
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config, JudgeConfig, ModelConfig, QuestionsConfig, carried_settings
 from reasonrag.core.errors import BackendError, ConfigError
-from reasonrag.core.models import PAPER_POLICY, ModelAddress, choices
+from reasonrag.core.models import DEMO_FORMATS, PAPER_POLICY, ModelAddress, choices
 from reasonrag.core.plugins import make_plugin
 from reasonrag.core.settings import COMMIT, Tree, merge, named_path, validate
 from reasonrag.core.types import Passage, Question
@@ -93,6 +93,9 @@ def open_parts(
     # Before anything is downloaded.
     if policy is None:
         check_llm(config.policy, "policy")
+        name, address = config.format.name, config.policy.address
+        if address.scheme == "demo" and name in DEMO_FORMATS and address.rest not in DEMO_FORMATS:
+            raise ConfigError(f"the policy demo speaks the format reasonrag; give --policy demo:{name}")
     questions = questions if questions is not None else open_questions(config)
     if config.search.recording is not None:
         format = recorded = open_recorded(config, questions)
@@ -417,12 +420,11 @@ def sampling(model: ModelConfig) -> Sampling:
     return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)
 
 
-async def check(parts: Parts, *, begun: bool | None = None, wait_s: float = 0.0) -> None:
+async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> None:
     """Check that all servers answer, within `wait_s`, before any call is paid for.
 
     A run that had `begun` has found them before: one that does
     not answer now is waited for, as if it had gone away later.
-    None is no run, and only asks whether they are there.
 
     Raises:
         LLMError, RetrievalError, ConfigError: a part will not work; one clear line.
@@ -440,5 +442,5 @@ async def check(parts: Parts, *, begun: bool | None = None, wait_s: float = 0.0)
     await asyncio.gather(*(check_one(part) for part in opened if hasattr(part, "check")))
     # A run that goes on has found this out.
     opens_turns = isinstance(parts.format, StreamFormat) or getattr(parts.format, "openings", None)
-    if opens_turns and begun is False and hasattr(parts.policy, "check_open_turn"):
+    if opens_turns and not begun and hasattr(parts.policy, "check_open_turn"):
         await parts.policy.check_open_turn()

@@ -143,7 +143,7 @@ def parsed(body: bytes) -> RetrieveRequest:
     try:
         return RetrieveRequest.model_validate_json(body)
     except ValidationError as error:
-        hint = 'expected {"queries": ["..."], "topk": 3, "return_scores": true}'
+        hint = 'expected {"queries": ["..."], "topk": 3, "return_scores": true}, or one text as query'
         raise Refusal(422, f"{describe_problems(error)}; {hint}") from None
 
 

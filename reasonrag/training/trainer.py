@@ -43,7 +43,7 @@ _MAY_FALL = 0.1  # of chosen log-probabilities: so many nats, and this share of 
 _SAME_LOSS = 0.01  # a held-out loss that is higher by this share counts as equal, and the later step is kept
 _WORTH_TOKENS = 128  # a shorter prompt that rows share does not pay for a forward pass by itself
 _IGNORED_LABEL = -100
-SKIPPED = "skipped"  # in the log: the step had no finite gradient, and changed nothing
+_SKIPPED = "skipped"  # in the log: the step had no finite gradient, and changed nothing
 _MOST_SKIPPED = 3  # steps in a row
 _PER_TOKEN = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 _PLAIN = {"input_ids", "attention_mask", "labels", "use_cache", "fused_lm_head", "num_items_in_batch", "return_dict"}
@@ -120,13 +120,13 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor under FSDP2
         if norm is None or self.args.fp16 or self._is_finite(norm):
             return norm
-        # A batch in a hundred may have no gradient in bfloat16, and the next one has: the weights stay as they are.
+        # In bfloat16 the gradient of a batch may overflow, and that of the next one not: the weights stay as they are.
         done = self.state.global_step
-        skipped = [entry["step"] for entry in self.state.log_history if SKIPPED in entry]
+        skipped = [entry["step"] for entry in self.state.log_history if _SKIPPED in entry]
         if skipped[1 - _MOST_SKIPPED :] == list(range(done + 1 - _MOST_SKIPPED, done)) or not done:
             self.check_finite(norm, "the gradient", done + 1)
         self.model.zero_grad(set_to_none=True)
-        self.log({SKIPPED: 1.0})
+        self.log({_SKIPPED: 1.0})
         return 0.0
 
     def _is_finite(self, number: Any) -> bool:
@@ -282,7 +282,7 @@ def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float 
     >>> progress_line({"eval_em": 0.5, "eval_retrievals": 1.5}, 20, 80, None)
     'step 20/80  held-out: em 0.5000  retrievals 1.5000'
     """
-    if SKIPPED in logs:
+    if _SKIPPED in logs:
         return f"step {step + 1}/{steps}  left out, as its gradient is not a finite number"
     prefix = "eval_" if "eval_em" in logs or "eval_loss" in logs else ""
     if not prefix and "loss" not in logs:

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from reasonrag.core.config import ModelConfig, load_config
 from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
@@ -42,13 +43,32 @@ def test_check_accepts_a_server_that_serves_what_it_does_not_list():
 
 
 @pytest.mark.parametrize("format", [{"format.name": "search_r1"}, {"format.open_tags": True}])
-def test_a_server_that_goes_on_with_no_open_turn_is_found_out_before_a_call_is_paid(format, tmp_path):
+def test_a_server_that_continues_no_turn_is_found_out_before_a_call_is_paid(format, tmp_path):
     with FakeOpenAI(strict=("continue_final_message",)) as server:
         asked = {"questions.dataset": "demo", "questions.limit": 2, "policy.spec": server.base_url}
         config = load_config(overrides={**asked, "policy.model": "fake", **format})
-        with pytest.raises(ConfigError, match=r"fake: its server does not go on with a turn .*policy\.api=completions"):
+        with pytest.raises(ConfigError, match=r"the server of fake cannot continue .*policy\.api=completions"):
             build_trees(config, tmp_path / "run")
     assert [request["max_tokens"] for request in server.requests] == [1]
+
+
+def test_a_server_without_a_route_for_texts_is_found_out_too(tmp_path):
+    class NoTexts(FakeOpenAI):
+        async def good(self, request: web.Request, body: dict) -> web.Response:
+            return web.Response(status=404)
+
+    with NoTexts() as server:
+        asked = {"questions.dataset": "demo", "questions.limit": 2, "format.name": "search_r1"}
+        policy = {"spec": server.base_url, "model": "fake", "api": "completions", "tokenizer": str(demo_folder())}
+        config = load_config(overrides=asked | {f"policy.{name}": value for name, value in policy.items()})
+        with pytest.raises(ConfigError, match="takes no prompts as text either: take another server"):
+            build_trees(config, tmp_path / "run")
+
+
+def test_a_demo_policy_is_asked_in_no_format_that_it_does_not_speak(tmp_path):
+    config = load_config(preset="demo", overrides={"questions.limit": 2, "format.name": "search_r1"})
+    with pytest.raises(ConfigError, match="demo speaks the format reasonrag; give --policy demo:search_r1"):
+        build_trees(config, tmp_path / "run")
 
 
 def test_check_says_that_nobody_answers():
