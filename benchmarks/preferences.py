@@ -38,7 +38,7 @@ from reasonrag.storage.tables import tree_schema
 from tools.pages import head, made
 
 SIBLINGS = {"rule": "siblings"}
-BEST = {"rule": "best", "per_question": 8, "min_confidence": 0.8}
+BEST = {"rule": "best", "per_question": 8, "min_confidence": 0.8, "path_share": 0.5}
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.001)
 Tree = list[Row]
 

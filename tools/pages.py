@@ -48,6 +48,8 @@ CHANGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("2026-11-24 09:10", ("*hiprag.md",), "`2f304d68` took the bonus from searches that conclude nothing"),
     ("2026-11-28 01:33", ("preferences.md", "real-model.md"), "`0ec2926b` gave the extractive reader fewer rules"),
     ("2026-11-28 02:00", ("baselines/*",), "`d3c41acd` lets three baselines search and stop as FlashRAG's do"),
+    ("2026-11-28 05:52", ("real-model.md",), "`12f67bb0` begins with another policy"),
+    ("2026-11-28 06:39", ("preferences.md",), "`56c6c7f7` drops half of the pairs of shorter paths"),
 )
 
 _MADE = re.compile(

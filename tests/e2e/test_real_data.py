@@ -30,7 +30,7 @@ def hotpot_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--dataset", DATA / "questions/hotpotqa.jsonl", "--corpus", DATA / "corpus/hotpotqa.jsonl.gz"),
         *("--policy", "extractive", "--limit", "10", "--iterations", str(ITERATIONS), "--seed", "7"),
         *("--set", f"retrieval.cache={folder / 'cache'}", "--out", folder / "run"),
-        *(
+        *[
             "--pair-rule",
             "siblings",
             "--min-confidence",
@@ -41,7 +41,7 @@ def hotpot_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "0",
             "--path-share",
             "1",
-        ),
+        ],
     )
     return folder / "run"
 
