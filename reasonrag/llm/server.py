@@ -167,15 +167,13 @@ class ServerLLM:
             await self.complete(prompt, Sampling(temperature=0, max_tokens=1, seed=0))
         except LLMError as error:
             if error.cause == "refused":
-                remedy = (
-                    "send prompts as text: --set policy.api=completions, and --set policy.tokenizer=FOLDER_OR_HUB_ID "
-                    "(with the model's chat template) unless the model is served under its Hub id"
-                )
-                if self._wire.encode is not None:
-                    remedy = "it takes no prompts as text either: take another server"
-                problem = (
-                    f"the server of {self.name} cannot continue an assistant's turn, which this format needs; {remedy}"
-                )
+                remedy = "it takes no prompts as text either: take another server"
+                if self._wire.encode is None:
+                    remedy = (
+                        "send prompts as text: --set policy.api=completions and --set policy.tokenizer=FOLDER_OR_ID "
+                        "(with its chat template) unless the model is served under its Hub id"
+                    )
+                problem = f"the server of {self.name} cannot continue a turn, which this format needs; {remedy}"
                 raise ConfigError(problem, quoting=error) from error
 
     async def _check(self, url: str) -> ServedModel | None:
