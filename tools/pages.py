@@ -46,10 +46,9 @@ CHANGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("2026-11-24 04:10", ("real-model.md",), "`d1792e2c` trains and compares other policies on other questions"),
     ("2026-11-24 04:21", ("reasonrag.md", "online.md"), "`a5da0390` keeps the policy that is best on held-out rows"),
     ("2026-11-24 09:10", ("*hiprag.md",), "`2f304d68` took the bonus from searches that conclude nothing"),
-    ("2026-11-28 01:33", ("preferences.md", "real-model.md"), "`0ec2926b` gave the extractive reader fewer rules"),
+    ("2026-11-28 01:33", ("real-model.md",), "`0ec2926b` gave the extractive reader fewer rules"),
     ("2026-11-28 02:00", ("baselines/*",), "`d3c41acd` lets three baselines search and stop as FlashRAG's do"),
     ("2026-11-28 05:52", ("real-model.md",), "`12f67bb0` begins with another policy"),
-    ("2026-11-28 06:39", ("preferences.md",), "`56c6c7f7` drops half of the pairs of shorter paths"),
 )
 
 _MADE = re.compile(
