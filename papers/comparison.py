@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -53,6 +53,20 @@ _RULES = {
     "best-quarter": ("--path-share", "0.25"),
     "best-none": ("--path-share", "0"),
 }
+# Settings of online training that competes with rounds of DPO. PPO takes an attempt a question, as its authors do.
+_RIVALS = {
+    "grpo-outcome": ("reward.name=outcome",),
+    "grpo-spre": (),
+    "grpo-step": ("credit=step",),
+    "ppo-outcome": (
+        "reward.name=outcome",
+        "algorithm=ppo",
+        "ppo.learning_rate=1e-3",
+        "rollout.group_size=1",
+        "rollout.questions_per_step=64",
+    ),
+}
+_RIVAL_STEPS = 100  # of a round: about as many calls as a round of trees and DPO makes
 _FAMOUS = """
 They train on `train-famous`: the training questions, thinned out until a third of them need no search. In the world at
 large a tenth do, and a policy trained there with HiPRAG's bonus came to search always all the same ([log](../log.md)),
@@ -122,7 +136,7 @@ class Paper:
 
     name: str  # of the command
     title: str
-    kind: str  # how variants are trained: online, table3, after-dpo, real
+    kind: str  # how variants are trained: online, table3, after-dpo, rounds, rivals, real
     policy: str  # address of the policy that every variant starts from
     chat_template: str | None = None  # of a real base model that has none
     is_served: bool = False  # whether a real model answers from a server
@@ -317,15 +331,18 @@ def _after_dpo(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[
             yield _steps_trained(folder / variant.name, str(policy), seed, scale, *variant.settings)
 
 
-def _rounds(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
-    """Yield rounds of trees, pairs and DPO for each rule of `_RULES`, with about as many calls for each.
+def _rounds(
+    paper: Paper, folder: Path, seed: int, scale: Scale, rules: Mapping[str, tuple[str, ...]] = _RULES
+) -> Iterator[Stage]:
+    """Yield rounds of trees, pairs and DPO for each rule, with about as many calls for each.
 
     A round asks about another world. In the first one all rules derive their pairs from the same trees of the base
     policy, in later ones from trees of their own. A variant is a rule and a round.
     """
-    for name, rule in _RULES.items():
+    built = set()
+    for name, rule in rules.items():
         policy, model = "demo", None
-        is_confirmed = name.startswith("best")
+        is_confirmed = rule[0] == "--path-share"
         first_of = "best" if is_confirmed else "siblings"  # whose trees of the first round it shares
         share = _CONFIRMED_SHARE if is_confirmed else 1.0
         limit = ("--limit", str(round(share * (scale.questions or _QUESTIONS))))
@@ -334,7 +351,8 @@ def _rounds(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Sta
             world = ("--seed", str(seed), "--lag", "0", "--world-seed", str(number))
             trees = folder / f"trees-{name if model else first_of}-{number}"
             pairs, out = folder / f"pairs-{name}-{number}", folder / f"{name}-{number}"
-            if model or name == first_of:
+            if trees not in built:
+                built.add(trees)
                 build = ("build-tree", "--preset", "demo", *limit, *world, *search, "--policy", policy)
                 yield Stage.writing(trees, *build, needs=(model,) if model else ())
             yield Stage.writing(pairs, "pairs", str(trees), *rule, needs=(trees,))
@@ -347,6 +365,19 @@ def _rounds(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Sta
             policy, model = f"hf:{out}", out
 
 
+def _rivals(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
+    """Yield rounds of DPO by the default rule, and of online training in the same format from the same policy."""
+    yield from _rounds(paper, folder, seed, scale, {"dpo": _RULES["best-half"]})
+    scale = replace(scale, max_steps=scale.max_steps or _RIVAL_STEPS)
+    for name, settings in _RIVALS.items():
+        model = "demo"
+        for number in range(1, _ROUNDS + 1):
+            out = folder / f"{name}-{number}"
+            asked = (*settings, f"world_seed={number}", "validation.steps=0")
+            yield _steps_trained(out, model, seed, scale, *asked)
+            model = str(out)
+
+
 def training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
     """Yield the commands of one seed; a command comes after its inputs. A variant is trained into `folder / NAME`."""
     from papers.real import real_training
@@ -356,6 +387,7 @@ def training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[St
         "table3": _table3,
         "after-dpo": _after_dpo,
         "rounds": _rounds,
+        "rivals": _rivals,
         "real": real_training,
     }
     return trainings[paper.kind](paper, folder, seed, scale)

@@ -42,6 +42,7 @@ def write_page(paper: Paper, results: Results, folder: Path) -> Path:
             line += points[-1:] if line else points
         lines = (Line(name, *zip(*points, strict=True)) for name, points in by_line.items())
         charts.append(Panel("EM by what it has cost, trees included", "CPU seconds", "EM", tuple(lines)))
+    charts += _by_calls(paper, results)
     save_charts(folder / paper.page, charts)
     write_json(folder / f"{paper.page}.json", results, indent=1)
     write_text(folder / f"{paper.page}.md", page_in(folder, paper, results))
@@ -287,10 +288,18 @@ def _cost(results: Results) -> Iterator[str]:
         for name, trees in results["trees"].items():
             rows.append([f"`{name}`", *(f"{trees[key]:.0f}" for key in ("policy_calls", "judge_calls", "pairs"))])
         yield from [*Table("", ["trees", "policy calls", "judge calls", "pairs"], rows).markdown(str), ""]
-    columns = {"examples": "examples", "steps": "steps", "seconds": "seconds", "best": "best held-out at step, by seed"}
-    shown = [key for key in columns if any(key in cost for cost in results["training"].values())]
+    calls = results.get("by_calls", {})
+    columns = {
+        "calls": "calls so far",
+        "examples": "examples",
+        "steps": "steps",
+        "seconds": "seconds",
+        "best": "best held-out at step, by seed",
+    }
+    spent = {name: cost | {"calls": calls[name]} if calls else cost for name, cost in results["training"].items()}
+    shown = [key for key in columns if any(key in cost for cost in spent.values())]
     rows = []
-    for name, cost in results["training"].items():
+    for name, cost in spent.items():
         cells = {key: f"{cost[key]:.0f}" for key in shown if key in cost and key != "best"}
         cells["best"] = ", ".join("none" if step is None else str(step) for step in cost.get("best", ()))
         rows.append([f"`{name}`", *(cells.get(key, "") for key in shown)])
@@ -326,15 +335,29 @@ def _frontiers(paper: Paper, results: Results) -> Iterator[Panel]:
         for name, variant in found["variants"].items():
             searches, value = variant["all"].get("retrievals"), variant["all"][main]
             # Next to the policy before training, rules and rounds would all look alike.
-            if searches and value and not (paper.kind == "rounds" and name == BASE):
+            if searches and value and not (paper.kind in ("rounds", "rivals") and name == BASE):
                 points.setdefault(_line(paper, name), []).append((searches["mean"], value["mean"]))
         lines = (Line(name, *zip(*line, strict=True)) for name, line in points.items())
         yield Panel(setting, "searches a question", METRICS[main].label, tuple(lines))
 
 
+def _by_calls(paper: Paper, results: Results) -> Iterator[Panel]:
+    """Yield the main metric and the searches of each decoding by the calls of the training, round after round."""
+    if not (calls := results.get("by_calls")):
+        return
+    for setting, found in results["settings"].items():
+        for metric in (paper.metrics[0], "retrievals"):
+            start, points = found["variants"][BASE]["all"][metric]["mean"], dict[str, list[tuple[float, float]]]()
+            for name, spent in calls.items():
+                line = points.setdefault(_line(paper, name), [(0.0, start)])
+                line.append((spent / 1000, found["variants"][name]["all"][metric]["mean"]))
+            lines = tuple(Line(name, *zip(*line, strict=True)) for name, line in points.items())
+            yield Panel(f"{METRICS[metric].label}, {setting}", "thousand calls of the policy", "", lines)
+
+
 def _line(paper: Paper, name: str) -> str:
     """Return the line of a picture on which a variant is: `dpo` has `dpo-2`, the next round of it."""
-    return re.sub(r"-\d$", "", name) if paper.kind in ("rounds", "real") else name
+    return re.sub(r"-\d$", "", name) if paper.kind in ("rounds", "rivals", "real") else name
 
 
 def _means(intervals: Results, metrics: Sequence[str]) -> list[str]:

@@ -30,17 +30,15 @@ _UNREADABLE = ("--max-unreadable", "1")  # a base model writes no step that can 
 _SEARCHED = ("--top-k", "3", "--set", "retrieval.max_passage_chars=450", "--max-turns", "8")
 _MAX_TOKENS = 128  # of a step
 _TEMPERATURE = "0.7"  # of trees: at 1, half a billion parameters write few right trajectories
-# The policy that all others go on from. On dev it is better than `base`; `sft-reader` was not compared (docs/log.md).
-_COLD = "sft-own"
+_BRIEF = ("--prompts", "brief")  # a policy that was trained on the format needs no description of it
 _SIBLINGS = ("--pair-rule", "siblings", "--min-confidence", "0", "--max-pairs", "0", "--path-share", "1")
 # Iterations of trees as parts of `Scale.iterations`: fresh rollouts cost about a third of the calls.
-_PLAIN, _CONFIRMED, _FIRST = 1.0, 0.65, 0.5
+_PLAIN, _CONFIRMED = 1.0, 0.65
 # Trees, each of a policy's own on a part of the questions that no policy before it has seen.
 _TREES = {
     "trees-reader": ("reader", "demonstrations", _PLAIN),
-    "trees-base": (BASE, "demonstrations", _FIRST),
-    "trees": ("cold", "search-1", _PLAIN),
-    "trees-best": ("cold", "search-1", _CONFIRMED),
+    "trees": ("sft-reader", "search-1", _PLAIN),
+    "trees-best": ("sft-reader", "search-1", _CONFIRMED),
     "trees-best-2": ("dpo", "search-2", _CONFIRMED),
     "trees-rejection-2": ("rejection", "search-2", _PLAIN),
     "trees-outcome-2": ("dpo-outcome", "search-2", _PLAIN),
@@ -57,23 +55,22 @@ _PAIRS = {
     "pairs-alpha1": ("trees", (*_SIBLINGS, "--alpha", "1")),
     "pairs-all": ("trees-best", ("--path-share", "1")),
 }
-_COLD_START = ("--examples", "trajectories", "--test-share", "0.05", "--learning-rate", "2e-4")
-_RIGHT = ("--examples", "trajectories", "--learning-rate", "1e-4", "--epochs", "2")
-_DPO = ("--learning-rate", "1e-4", "--beta", "0.1", "--epochs", "2")
+_COLD_START = ("--examples", "trajectories", "--test-share", "0.05", "--learning-rate", "2e-4", "--epochs", "0.4")
+_RIGHT = ("--examples", "trajectories", "--learning-rate", "1e-4", "--epochs", "1")
+_DPO = ("--learning-rate", "1e-4", "--beta", "0.1", "--epochs", "1", "--set", "trainer.eval_steps=0.25")
 # Policies in the order of training: what each begins with, what it learns, and how.
 _TRAINED = {
     "sft-reader": (BASE, "trees-reader", _COLD_START),
-    "sft-own": (BASE, "trees-base", _COLD_START),
-    "dpo": ("cold", "trees-best", _DPO),
-    "rejection": ("cold", "trees", _RIGHT),
-    "dpo-outcome": ("cold", "pairs-outcome", _DPO),
+    "dpo": ("sft-reader", "trees-best", _DPO),
+    "rejection": ("sft-reader", "trees", _RIGHT),
+    "dpo-outcome": ("sft-reader", "pairs-outcome", _DPO),
     "dpo-2": ("dpo", "trees-best-2", _DPO),
-    "dpo-siblings": ("cold", "pairs-siblings", _DPO),
+    "dpo-siblings": ("sft-reader", "pairs-siblings", _DPO),
     "rejection-2": ("rejection", "trees-rejection-2", _RIGHT),
     "dpo-outcome-2": ("dpo-outcome", "pairs-outcome-2", _DPO),
-    "dpo-all": ("cold", "pairs-all", _DPO),
-    "dpo-alpha1": ("cold", "pairs-alpha1", _DPO),
-    "sft-chosen": ("cold", "trees-best", ("--learning-rate", "1e-4", "--epochs", "2")),
+    "dpo-all": ("sft-reader", "pairs-all", _DPO),
+    "dpo-alpha1": ("sft-reader", "pairs-alpha1", _DPO),
+    "sft-chosen": ("sft-reader", "trees-best", ("--learning-rate", "1e-4", "--epochs", "1")),
     "dpo-3": ("dpo-2", "trees-best-3", _DPO),
     "rejection-3": ("rejection-2", "trees-rejection-3", _RIGHT),
     "dpo-outcome-3": ("dpo-outcome-2", "pairs-outcome-3", _DPO),
@@ -83,11 +80,11 @@ _ONLINE = {"grpo-outcome": ("--reward", "outcome"), "grpo-step": ("--reward", "s
 _ONLINE_STEPS = 20
 _PROMPTED = {"direct": "Direct", "rag": "RAG", "ircot": "IRCoT", "search-o1": "SearchO1"}
 _FEW = ("--min-questions", "1")  # whatever comes of so few is a result
-_SHARED = ("trees-reader", "trees-base", "sft-reader", "sft-own")  # all seeds have those of the first
+_SHARED = ("trees-reader", "sft-reader")  # all seeds have those of the first
 
 
 def real_training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
-    """Yield cold starts, and what is trained on trees of the better one, round after round."""
+    """Yield the cold start, and what is trained on trees of it, round after round."""
     plan = _Seed(paper, folder, seed, scale)
     made = set(_SHARED) if seed else set()
     for name, (_, data, _) in _TRAINED.items():
@@ -134,7 +131,7 @@ class _Seed:
             *(() if part == _CONFIRMED else ("--confirm", "0")),
         )
         questions = self._questions(split, self.scale.questions)
-        return self._acting(self.at(name), policy, "build-tree", *questions, *shape, *_OPENED)
+        return self._acting(self.at(name), policy, "build-tree", *questions, *shape, *_OPENED, *_BRIEF)
 
     def pairs(self, name: str) -> Stage:
         trees, rule = _PAIRS[name]
@@ -142,15 +139,14 @@ class _Seed:
 
     def trained(self, name: str) -> Stage:
         start, data, how = _TRAINED[name]
-        start = _named(start)
         arguments = ["dpo" if name.startswith("dpo") else "sft", "train", "--data", str(self.at(data))]
         arguments += ["--model", str(self.weights(start)), *(self._template() if start == BASE else ())]
         arguments += [
             *how,
             "--batch-size",
-            "8" if name.startswith("dpo") else "16",
+            "4",
             "--accumulation",
-            "1",
+            "2" if name.startswith("dpo") else "4",
             "--merge",
             *_ADAPTERS,
         ]
@@ -162,17 +158,18 @@ class _Seed:
 
     def online(self, name: str) -> Stage:
         arguments = ["rl", "train", *self._questions("search-2", self.scale.questions), *_ONLINE[name]]
-        arguments += ["--model", str(self.weights(_COLD)), "--format", "reasonrag", *_OPENED]
+        arguments += ["--model", str(self.weights("sft-reader")), "--format", "reasonrag", *_OPENED, *_BRIEF]
         arguments += [*_ADAPTERS, "--learning-rate", "2e-5", "--group-size", "8", "--questions-per-step", "4"]
         arguments += ["--max-steps", str(self.scale.max_steps or _ONLINE_STEPS), "--batch-size", "4"]
         arguments += ["--save-steps", "1", "--merge", "--seed", str(self.seed), *_FEW]
         settings = (f"rollout.max_tokens={_MAX_TOKENS}", "rollout.batch_size=128", "validation.steps=0", *NO_GUARDS)
         for setting in settings:
             arguments += ["--set", setting]
-        return Stage.writing(self.at(name), *arguments, needs=(self.at(_COLD),))
+        return Stage.writing(self.at(name), *arguments, needs=(self.at("sft-reader"),))
 
     def evaluated(self, name: str) -> Stage:
-        form = ("--format", f"python:papers.baselines:{_PROMPTED[name]}") if name in _PROMPTED else _OPENED
+        trained = _OPENED if name == BASE else (*_OPENED, *_BRIEF)
+        form = ("--format", f"python:papers.baselines:{_PROMPTED[name]}") if name in _PROMPTED else trained
         is_sampled = self.paper.sampled is None or name in self.paper.sampled
         how = ("--temperature", "0,1" if is_sampled else "0", *_UNREADABLE, *form)
         arguments = ("eval", *self._questions("test", self.scale.test_questions), *how)
@@ -181,7 +178,6 @@ class _Seed:
 
     def _acting(self, out: Path, policy: str, *arguments: str, label: str = "") -> Stage:
         """Return a command in which a policy acts: served if there is a server, or in the command's own process."""
-        policy = _named(policy)
         acting = (*arguments, "--max-tokens", str(_MAX_TOKENS), "--seed", str(self.seed), "--policy")
         if policy == "reader":
             return Stage.writing(out, *acting, f"{label}extractive")
@@ -202,10 +198,6 @@ class _Seed:
         sets = ",".join(str(data / split / f"{name}.jsonl") for name in DATA_SETS)
         limited = () if limit is None else ("--limit", str(limit))
         return ("--dataset", sets, "--corpus", str(data / "corpus.jsonl.gz"), *limited, *_SEARCHED)
-
-
-def _named(policy: str) -> str:
-    return _COLD if policy == "cold" else policy
 
 
 def prepare(model: Path, data: Path, out: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from statistics import fmean
@@ -11,7 +11,7 @@ from typing import Any
 
 from papers.comparison import BASE, Paper, Row, Scale, Table, evaluation_of
 from papers.measures import Results, Seeds, described, difference, mean_hops, read_seeds, read_values, verdict
-from papers.plan import Plan
+from papers.plan import Plan, Stage
 from reasonrag.core.bootstrap import add_adjusted
 from reasonrag.demo.world import demo_questions, make_world
 from reasonrag.storage.files import require_json
@@ -89,6 +89,7 @@ def summarise(paper: Paper, plan: Plan, scale: Scale, rows: Evaluated) -> Result
         "training": {name: _cost(list(by_seed.values())) for name, by_seed in trained.items()},
         "curves": curves,
         "by_cost": dict(_by_cost(plan, trained, settings[GREEDY]["variants"])),
+        "by_calls": dict(_by_calls(plan, trained)) if paper.kind == "rivals" else {},
     }
 
 
@@ -246,13 +247,10 @@ def _by_cost(
 
     Points are means over the seeds: the validations of an online training, else the ends of the training, greedily.
     """
-    stages = {stage.out: stage for stage in plan.stages}
     for name, by_seed in trained.items():
         curves = []
         for seed, summary in by_seed.items():
-            needed = [stages[plan.out / f"seed-{seed}" / name]]
-            for stage in needed:  # it grows until everything is in it
-                needed += [stages[path] for path in stage.needs if stages[path] not in needed]
+            needed = _needed(plan, plan.out / f"seed-{seed}" / name)
             spent = [plan.cpu_s.get(stage.line, math.nan) for stage in needed]  # unknown of earlier versions
             before, last = sum(spent[1:]), spent[0]
             looked = [entry for entry in summary["history"] if {"seconds", "eval_em"} <= entry.keys()]
@@ -262,6 +260,37 @@ def _by_cost(
         means = [[fmean(values) for values in zip(*points, strict=True)] for points in zip(*curves, strict=False)]
         if all(math.isfinite(x) for x, _ in means):
             yield name, means
+
+
+def _by_calls(plan: Plan, trained: Mapping[str, Iterable[int]]) -> Iterator[tuple[str, float]]:
+    """Yield each variant with the calls of the policy that its training took, trees included; means over the seeds."""
+    for name, seeds in trained.items():
+        spent = []
+        for seed in seeds:
+            stages = _needed(plan, plan.out / f"seed-{seed}" / name)
+            spent.append(sum(_calls(stage) for stage in stages))
+        yield name, fmean(spent)
+
+
+def _calls(stage: Stage) -> float:
+    """Return how often a stage asked the policy: once a node of a tree that was sampled, once a step of a rollout."""
+    if stage.arguments[0] == "build-tree":
+        return float(require_json(stage.out / "run.json", _ADVICE)["calls"]["policy"]["calls"])
+    if stage.arguments[:2] != ("rl", "train"):
+        return 0.0
+    summary = require_json(stage.out / "training.json", _ADVICE)
+    rollout = summary["settings"]["rollout"]
+    steps = [entry["rollout/steps"] for entry in summary["history"] if "rollout/steps" in entry]
+    return float(sum(steps)) * int(rollout["group_size"]) * int(rollout["questions_per_step"])
+
+
+def _needed(plan: Plan, out: Path) -> list[Stage]:
+    """Return the stage that writes a folder, and every stage before it that it needs."""
+    stages = {stage.out: stage for stage in plan.stages}
+    needed = [stages[out]]
+    for stage in needed:  # it grows until everything is in it
+        needed += [stages[path] for path in stage.needs if stages[path] not in needed]
+    return needed
 
 
 def _curve(histories: Sequence[Sequence[Mapping[str, Any]]], key: str) -> list[tuple[int, float]]:

@@ -189,6 +189,14 @@ def test_em_is_drawn_by_what_each_variant_has_cost(plan, figures, tmp_path):
     assert "EM by what it has cost" in (tmp_path / "results" / "toy.svg").read_text(encoding="utf-8")
 
 
+def test_metric_and_searches_are_drawn_by_the_calls_that_training_took(plan, figures, tmp_path):
+    rows = evaluated(PAPER, plan, SCALE)
+    text = write(PAPER, figures | {"by_calls": {"with": 28_000.0, "without": 31_000.0}}, rows, tmp_path).read_text()
+    assert "| calls so far |" in text and "| `without` | 31000 |" in text
+    svg = (tmp_path / "toy.svg").read_text(encoding="utf-8")
+    assert "EM, greedy" in svg and "EM, sampled (T = 1)" in svg and "thousand calls of the policy" in svg
+
+
 def test_seeds_that_were_run_elsewhere_are_read_from_the_values_of_the_page(plan, figures, tmp_path):
     write(PAPER, figures, evaluated(PAPER, plan, SCALE), tmp_path)
     rest = replace(SCALE, first_seed=1)

@@ -79,11 +79,11 @@ def test_no_command_trains_on_what_is_evaluated_or_on_questions_of_another_round
     asked = {stage.out.name: stage.arguments[2] for stage in plan if stage.arguments[0] == "build-tree"}
     splits = {name: Path(sets.split(",")[0]).parent.name for name, sets in asked.items()}
     rounds = {f"-{split}": {name for name in splits if splits[name] == f"search-{split}"} for split in (2, 3)}
-    assert {splits["trees-reader"], splits["trees-base"]} == {"demonstrations"}
+    assert splits["trees-reader"] == "demonstrations"
     assert splits["trees"] == splits["trees-best"] == "search-1"
     assert all(len(names) == 3 and all(map(re.compile(f".*{end}$").match, names)) for end, names in rounds.items())
-    assert sum(stage.out == Path("OUT/seed-0/sft-own") for stage in plan) == 1, "the seeds share the cold start"
-    assert sum("--policy sft-own=" in stage.line for stage in plan) == 2, "and each evaluates it"
+    assert sum(stage.out == Path("OUT/seed-0/sft-reader") for stage in plan) == 1, "the seeds share the cold start"
+    assert sum("--policy sft-reader=" in stage.line for stage in plan) == 2, "and each evaluates it"
 
 
 def test_a_served_policy_is_asked_by_address_while_its_folder_is_served():
