@@ -67,7 +67,8 @@ class LazyGroup(click.Group):
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__)
-def cli() -> None:
+@click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors, but no progress.")
+def cli(quiet: bool) -> None:
     """Process rewards for agentic RAG: from questions and a corpus to preference data and trained policies.
 
     \b

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+import click
 import rich.progress
 import structlog
 from rich.console import Console
@@ -41,6 +42,12 @@ def table_console() -> Console:
     """Return the console of results. A pipe has no width, so tables get enough there and are not squeezed."""
     console = Console()
     return console if console.is_terminal else Console(width=190)
+
+
+def is_quiet() -> bool:
+    """Return whether the command was given as `reasonrag --quiet COMMAND`."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.find_root().params.get("quiet"))
 
 
 def log_plainly() -> None:
@@ -83,7 +90,7 @@ class Display:
     """Shows progress and the causes of failures: live on a terminal, as plain lines every ten seconds elsewhere."""
 
     def __init__(self, console: Console, work: Progress | None = None) -> None:
-        self.console, self.work = console, work
+        self.console, self.work, self._is_quiet = console, work, is_quiet()
         # transient: the line disappears at the end, when a table of results takes its place.
         self._live = Live(
             get_renderable=lambda: Text(printable(self._text())),
@@ -94,7 +101,7 @@ class Display:
         self._printed_at = time.monotonic()
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self._is_quiet:
             self._live.start()
         return self
 
@@ -115,7 +122,7 @@ class Display:
     def print_progress(self) -> None:
         """Print the progress as lines that stay."""
         self._printed_at = time.monotonic()
-        if text := self._text():
+        if (text := self._text()) and not self._is_quiet:
             self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def _text(self) -> str:

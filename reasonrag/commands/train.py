@@ -387,8 +387,10 @@ def _train(kind: str, trainer: str, given: dict[str, Any], out: Path | None) -> 
 
 def print_line(line: str) -> None:
     """Print a line of a training run on stderr; of several processes, only the first one prints."""
+    from reasonrag.commands.console import is_quiet
+
     # `accelerate launch` and torchrun number the processes; each of them runs the whole command.
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0" and not (is_quiet() and line.startswith("step ")):
         click.echo(printable(line), err=True)
 
 

@@ -7,6 +7,7 @@ import io
 from rich.console import Console
 
 from reasonrag.commands.console import StageLines
+from tests.e2e import product
 
 
 def shown(work) -> list[str]:
@@ -43,3 +44,9 @@ def test_a_note_stands_below_the_stage_that_it_is_about():
 def test_control_characters_of_a_corpus_reach_no_terminal():
     (line,) = shown(lambda progress: progress.note("id \x1b[31mred\x1b[0m\u202e"))
     assert "\x1b" not in line and "\u202e" not in line
+
+
+def test_a_quiet_command_prints_its_results_alone(tmp_path):
+    asked = ("build-tree", "--preset", "demo", "--policy", "extractive", "--limit", "2")
+    done = product.run("--quiet", *asked, "--out", tmp_path / "run")
+    assert (done.returncode, done.stderr) == (0, "") and "2 of 2" in done.stdout
