@@ -109,6 +109,8 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
     from reasonrag.demo.world import write_world
     from reasonrag.publish.exporters import EXPORTERS
 
+    if str(run) == "demo" and form != "flashrag":
+        raise ConfigError(f"the demo world has no run to export with --to {form}; use --to flashrag")
     _exchange({**EXPORTERS, "flashrag": write_world}[form], f"--to {form}", run, out, given)
 
 

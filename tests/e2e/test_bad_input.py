@@ -116,3 +116,7 @@ def test_shards_without_a_folder(world: World, out: tuple[str, Path]) -> None:
     build = (*world.flags, *EXTRACTIVE)
     assert "needs --out" in build_refusal(*build, "--shard", "0/2")
     assert "'2/2' is not I/S" in build_refusal(*build, *out, "--shard", "2/2")
+
+
+def test_the_demo_world_is_exported_for_flashrag_alone(out):
+    assert "use --to flashrag" in refusal("export", "demo", "--to", "verl", *out)
