@@ -26,6 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from reasonrag import __version__
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.settings import (
@@ -37,9 +38,11 @@ from reasonrag.core.settings import (
     identity,
     is_setting,
     known_settings,
+    named_path,
     read_yaml,
     refuse_links,
 )
+from reasonrag.core.text import map_texts
 from reasonrag.core.types import WHOLE, Shard
 from reasonrag.storage.files import (
     RUNS,
@@ -60,6 +63,8 @@ _LOCK = ".lock"
 _CHECKSUM = "# checksum of all below: "
 _JOURNAL = "journal.sqlite"
 _LEAST_BYTES = 512  # of a SQLite file; it reads a shorter one as an empty one
+_RECEIPT = ".finished"
+_NOT_RESULTS = frozenset(("checkpoints", "report"))  # folders that may come and go in a finished one
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
 
@@ -209,6 +214,63 @@ def damage(folder: Path, files: Mapping[str, Sequence[Any]], *, fully: bool = Tr
         if problem := difference(folder / name, size, digest if fully else ""):
             return f"{name} {problem}"
     return ""
+
+
+def finished(out: Path | None, *command: Any) -> Path | None:
+    """Return the folder that a command has finished, if it would find everything as it left it; else None.
+
+    So a command that is repeated loads no model and reads no table. Sizes and times of files are compared,
+    not their contents: where one differs, the command does its work, which mends or refuses the folder.
+
+    Args:
+        out: the folder; None looks through runs/.
+        command: its name and settings. Each file and folder that they name is compared too.
+    """
+    inputs = _inputs(command)
+    for folder in [out] if out else sorted(RUNS.glob("*")):
+        receipt = read_json(folder / _RECEIPT) or {}
+        if inputs and receipt.get("inputs") == inputs and receipt.get("files") == short_hash(_files(folder)):
+            return folder
+    return None
+
+
+def mark_finished(out: Path, *command: Any) -> None:
+    """Let `finished` know this command; arguments as there."""
+    write_json(out / _RECEIPT, {"inputs": _inputs(command), "files": short_hash(_files(out))})
+
+
+def _inputs(command: Sequence[Any]) -> str:
+    """Return a checksum over a command and the files that it names; "" if it names code, which may do anything."""
+    texts: list[str] = []
+    tree = []
+    for part in command:
+        is_section = isinstance(part, Section)
+        tree.append(part.model_dump(mode="json", exclude={"retrieval": {"cache"}}) if is_section else part)
+    map_texts(tree, texts.append)
+    if any(text.startswith("python:") for text in texts):
+        return ""
+    # A list of data sets, or the address of a model.
+    named = {part.strip() for text in texts for part in (text, text.partition(":")[2], *text.split(","))} - {""}
+    inputs = {}
+    for name in sorted(named):
+        with contextlib.suppress(ConfigError):  # not a valid path
+            path = named_path(name)
+            inputs[name] = _files(path)
+            if base := (read_json(path / "adapter_config.json") or {}).get("base_model_name_or_path"):
+                inputs[base] = _files(Path(base))
+    return short_hash([__version__, tree, inputs])
+
+
+def _files(path: Path) -> list[tuple[str, int, int]]:
+    """Return path, size and time of a file, or of the files in a folder, three levels deep; without hidden ones."""
+    files = []
+    for file in (path, *(file for pattern in ("*", "*/*", "*/*/*") for file in path.glob(pattern))):
+        parts = file.relative_to(path).parts
+        if file.is_file() and not _NOT_RESULTS.intersection(parts) and not any(part[0] == "." for part in parts):
+            status = file.stat()
+            # SQLite writes when it opens a file.
+            files.append((str(file), status.st_size, 0 if file.name == _JOURNAL else status.st_mtime_ns))
+    return sorted(files)
 
 
 def write_config(folder: Path, settings: Section) -> None:
