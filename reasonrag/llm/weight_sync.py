@@ -205,7 +205,7 @@ def _connected(root: str) -> Any:
         client.init_communicator(device="cuda")
     except Exception as error:
         raise ConfigError(
-            f"weights cannot be sent to {root}: {reason(error)}; install reasonrag[train,vllm] here too"
+            f"weights cannot be sent to {root}: {reason(error)}; pip install 'trl[vllm]' here too"
         ) from error
     return client
 
