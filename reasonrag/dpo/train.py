@@ -202,6 +202,7 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
                 )
             if processing_class.pad_token is None:
                 processing_class.pad_token = processing_class.eos_token
+            args.remove_unused_columns = False  # which the collator takes
             more["data_collator"] = partial(collate_segments, pad_token_id=processing_class.pad_token_id)
         super().__init__(args=args, processing_class=processing_class, train_dataset=train_dataset, **more)
 
@@ -209,10 +210,6 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
         if {_STEP_COLUMN, _SEGMENT_COLUMNS[0]} & set(dataset.column_names or ()):
             return dataset
         return super()._prepare_dataset(dataset, *args, **kwargs)
-
-    def _set_signature_columns_if_needed(self) -> None:
-        super()._set_signature_columns_if_needed()
-        self._signature_columns: list[str] = list({*self._signature_columns, *_SEGMENT_COLUMNS, _CONFIDENCE})
 
     def compute_ref_log_probs(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return `[pairs]` log-probabilities of both sides under the reference; TRL's precomputing calls it too."""
@@ -222,9 +219,10 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
         batch = {name: inputs[name] for name in ("input_ids", "attention_mask", "completion_mask")}
         return _sum_by_pair(torch.cat(super().compute_ref_log_probs(model, batch)), inputs)
 
-    def _compute_loss(self, model: Any, inputs: Mapping[str, Any], return_outputs: bool) -> Any:
+    def compute_loss(self, model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return TRL's loss of pairs of single steps, and ours of all others."""
         if "row_index" not in inputs:
-            return super()._compute_loss(model, inputs, return_outputs)
+            return super().compute_loss(model, inputs, *args, **kwargs)
         outputs = model(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],

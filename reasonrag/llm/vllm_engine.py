@@ -50,11 +50,10 @@ class VLLMEngine:
         # The default reports logprobs from before the temperature is applied.
         settings = {"dtype": config.dtype or "auto", "logprobs_mode": "processed_logprobs", **loaded, **engine_args}
         with loading(address.model):
-            from vllm import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
+            from vllm import AsyncEngineArgs, AsyncLLMEngine
 
             arguments = AsyncEngineArgs(model=address.model, **{"scheduling_policy": "priority", **settings})
-            self._engine: Any = AsyncLLM.from_engine_args(arguments)
+            self._engine: Any = AsyncLLMEngine.from_engine_args(arguments)
         self.slots = Slots(config.concurrency or 2 * self._engine.vllm_config.scheduler_config.max_num_seqs)
         self.commit = model_commit(address.model, config.revision)  # of a model from the Hub
 

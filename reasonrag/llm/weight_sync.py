@@ -278,7 +278,7 @@ def merged_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
 def _adapted(model: Any) -> tuple[list[Any], tuple[str, ...]]:
     """Return the layers with an adapter, and the name prefixes of copies that are not in use."""
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import ModulesToSaveWrapper
+    from peft.utils import ModulesToSaveWrapper
 
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise ConfigError("an adapter that learns prompts cannot be merged into weights; train LoRA, or all weights")

@@ -123,7 +123,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         # TRL divides the rows of each process into so many parts of one size, and drops what remains.
         parts = self.args.steps_per_generation
         count = -(-max(gather_object([len(rows)])) // parts) * parts
-        self.rows = rows + [Row.padding(self._tokenizer.pad_token_id)] * (count - len(rows))
+        self.rows = rows + [Row.padding(self.processing_class.pad_token_id)] * (count - len(rows))
         self.written = pad_sequence([torch.tensor(row.mask) for row in self.rows], batch_first=True)
         token_columns = columns(self.rows, self.batch.samples)
         if self.use_vllm and token_columns["logprobs"] is None:
@@ -162,14 +162,6 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
                 self._save_checkpoint(self.model, trial=None)
             raise failure or RunError(f"another process of this training run failed ({failures[0]})")
         return results[0]
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # A run resumes with a new batch, so it is neither
-        # stopped nor saved in the middle of one. A signal or
-        # a collapse is noticed again after the next step.
-        if self.state.global_step % self.batch_steps and self.state.global_step < self.state.max_steps:
-            self.control.should_training_stop = self.control.should_save = False
-        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Return TRL's tensors of a new batch with the advantage of each row, or of each token.
@@ -349,7 +341,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         """Return how many rows each forward pass takes of a batch whose rows are sorted, longest first."""
         rows, most = len(inputs["completion_ids"]), self.args.per_device_train_batch_size
         enough: float = _ENOUGH_TOKENS["cpu" if self.accelerator.device.type == "cpu" else "gpu"]
-        terms_of_parts = self.aux_loss_enabled or self._entropy_bonus_enabled or self.averaging == "bnpo"
+        has_bonus = self.args.entropy_coef != 0.0 or self.args.use_adaptive_entropy
+        terms_of_parts = self.aux_loss_enabled or has_bonus or self.averaging == "bnpo"
         if self.accelerator.num_processes > 1 or terms_of_parts:
             # All processes take the same number of passes, and
             # terms that are means over a pass count once a pass.
@@ -363,13 +356,12 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     @contextlib.contextmanager
     def _without_sync(self, model: Any) -> Iterator[None]:
         """Accumulate gradients on this process alone: those of the last part bring them to the others."""
-        state, before = self.accelerator.gradient_state, self.accelerator.sync_gradients
-        state._set_sync_gradients(False)
+        before, self.accelerator.sync_gradients = self.accelerator.sync_gradients, False
         try:
             with self.accelerator.no_sync(model):
                 yield
         finally:
-            state._set_sync_gradients(before)
+            self.accelerator.sync_gradients = before
 
     def record(self, batch: Batch, number: int) -> None:
         """Report a batch to the log and the reward, and warn if there is nothing to learn from it."""
@@ -404,16 +396,14 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if self.critic is not None:
             self.critic.save(checkpoint)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        state = json.loads(Path(checkpoint, STATE).read_text(encoding="utf-8"))
+    def load_extra_state(self, checkpoint: Path) -> None:
+        """Read what `save_extra_state` wrote."""
+        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
         self.rollouts.collector.reward.restore(state["reward"])
         if self.validation is not None and state["validation"] is not None:
             self.validation.restore(state["validation"])
         if self.critic is not None:
-            self.critic.restore(Path(checkpoint))
+            self.critic.restore(checkpoint)
 
     @contextlib.contextmanager
     def _current_weights(self, step: int) -> Iterator[None]:
@@ -439,6 +429,8 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
             self._validate(args, 0)
+        else:
+            self.trainer.load_extra_state(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step, every = state.global_step, self.trainer.settings.validation.steps * self.trainer.batch_steps

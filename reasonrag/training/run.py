@@ -513,7 +513,7 @@ class TrainingRun(Generic[S]):
             trainer.add_callback(PrintProgress(self.log))
         self._stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(choose_threads(trainer.model))
-        stop = self._stack.enter_context(StopOnSignal(self.log))
+        stop = self._stack.enter_context(StopOnSignal(self.log, getattr(trainer, "batch_steps", 1)))
         trainer.add_callback(stop)
         checkpoint = self._plan.checkpoint
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
