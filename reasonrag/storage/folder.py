@@ -21,6 +21,7 @@ import itertools
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -64,7 +65,7 @@ _CHECKSUM = "# checksum of all below: "
 _JOURNAL = "journal.sqlite"
 _LEAST_BYTES = 512  # of a SQLite file; it reads a shorter one as an empty one
 _RECEIPT = ".finished"
-_NOT_RESULTS = frozenset(("checkpoints", "report"))  # folders that may come and go in a finished one
+_NO_RESULT = re.compile(r"^(checkpoints|report)/|(^|/)\.[^/]")  # what may come and go in a finished folder
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
 
@@ -227,10 +228,9 @@ def finished(out: Path | None, *command: Any) -> Path | None:
         command: its name and settings. Each file and folder that they name is compared too.
     """
     inputs = _inputs(command)
-    for folder in [out] if out else sorted(RUNS.glob("*")):
-        receipt = read_json(folder / _RECEIPT) or {}
-        if inputs and receipt.get("inputs") == inputs and receipt.get("files") == short_hash(_files(folder)):
-            return folder
+    for receipt in [out / _RECEIPT] if out else sorted(RUNS.glob(f"*/{_RECEIPT}")):
+        if read_json(receipt) == {"inputs": inputs, "files": short_hash(_files(receipt.parent))}:
+            return receipt.parent
     return None
 
 
@@ -240,37 +240,29 @@ def mark_finished(out: Path, *command: Any) -> None:
 
 
 def _inputs(command: Sequence[Any]) -> str:
-    """Return a checksum over a command and the files that it names; "" if it names code, which may do anything."""
+    """Return a checksum over a command and the files that it names; another one each time if it names code."""
+    cache = {"retrieval": {"cache"}}
+    tree = [part.model_dump(mode="json", exclude=cache) if isinstance(part, Section) else part for part in command]
     texts: list[str] = []
-    tree = []
-    for part in command:
-        is_section = isinstance(part, Section)
-        tree.append(part.model_dump(mode="json", exclude={"retrieval": {"cache"}}) if is_section else part)
     map_texts(tree, texts.append)
-    if any(text.startswith("python:") for text in texts):
-        return ""
     # A list of data sets, or the address of a model.
     named = {part.strip() for text in texts for part in (text, text.partition(":")[2], *text.split(","))} - {""}
-    inputs = {}
+    inputs: list[Any] = [time.time_ns() for text in texts if text.startswith("python:")]
     for name in sorted(named):
         with contextlib.suppress(ConfigError):  # not a valid path
             path = named_path(name)
-            inputs[name] = _files(path)
-            if base := (read_json(path / "adapter_config.json") or {}).get("base_model_name_or_path"):
-                inputs[base] = _files(Path(base))
+            base = (read_json(path / "adapter_config.json") or {}).get("base_model_name_or_path", path)
+            inputs += [name, _files(path), _files(Path(base))]
     return short_hash([__version__, tree, inputs])
 
 
 def _files(path: Path) -> list[tuple[str, int, int]]:
     """Return path, size and time of a file, or of the files in a folder, three levels deep; without hidden ones."""
-    files = []
-    for file in (path, *(file for pattern in ("*", "*/*", "*/*/*") for file in path.glob(pattern))):
-        parts = file.relative_to(path).parts
-        if file.is_file() and not _NOT_RESULTS.intersection(parts) and not any(part[0] == "." for part in parts):
-            status = file.stat()
-            # SQLite writes when it opens a file.
-            files.append((str(file), status.st_size, 0 if file.name == _JOURNAL else status.st_mtime_ns))
-    return sorted(files)
+    files = [file for pattern in ("*", "*/*", "*/*/*") for file in path.glob(pattern) if file.is_file()]
+    files = [file for file in files or [path] if not _NO_RESULT.search(file.relative_to(path).as_posix())]
+    # SQLite writes when it opens a file.
+    stated = [(file, file.stat()) for file in files if file.is_file()]
+    return sorted((str(file), at.st_size, (file.name != _JOURNAL) * at.st_mtime_ns) for file, at in stated)
 
 
 def write_config(folder: Path, settings: Section) -> None:
