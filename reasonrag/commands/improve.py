@@ -47,7 +47,7 @@ def improve(out: Path, train: str, dry_run: bool, **given: Any) -> None:
     from reasonrag.commands.train import print_line
     from reasonrag.core.config import load_config
     from reasonrag.core.settings import dump, gather, validate
-    from reasonrag.rounds import RoundsSettings, improve_presets
+    from reasonrag.rounds import Improvement, RoundsSettings, improve_presets
     from reasonrag.storage.files import require_json
     from reasonrag.storage.folder import finished, mark_finished
     from reasonrag.training.settings import DPOSettings, SFTSettings
@@ -62,8 +62,6 @@ def improve(out: Path, train: str, dry_run: bool, **given: Any) -> None:
     if not dry_run and finished(out, *command):
         summary = require_json(out / "improve.json")
     else:
-        from reasonrag.rounds import Improvement
-
         improvement = Improvement(*command[1:], out, log=print_line)
         if dry_run:
             click.echo(printable(dump(improvement.settings) + "\n" + improvement.bound()))

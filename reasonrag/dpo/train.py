@@ -21,7 +21,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import nearest
 from reasonrag.dpo.preferences import read_preferences
-from reasonrag.dpo.token_rows import Pair, TokenPairs, data_of, tokenise
+from reasonrag.dpo.token_rows import TokenPairs, data_of, tokenise
 from reasonrag.storage.files import short_hash
 from reasonrag.training.model import load_weights, open_source
 from reasonrag.training.run import Log, TokenRows, TrainingData, TrainingRun
@@ -136,7 +136,10 @@ def pair_rows(pairs: TokenPairs, *, with_lengths: bool = True, smooth: bool = Fa
     `rejected_completions`, each a list with an entry for every step. `length`
     lets the trainer put pairs of like length into one forward pass.
     """
-    as_steps = not smooth and all(_is_one_step(pair) for pair in (*pairs.train, *pairs.test))
+    as_steps = not smooth
+    for pair in (*pairs.train, *pairs.test):
+        of_one_step = len(pair.chosen) == len(pair.rejected) == 1
+        as_steps &= of_one_step and pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids
     rows_by_split: dict[str, TokenRows] = {}
     for split, members in (("train", pairs.train), ("test", pairs.test)):
         rows_by_split[split] = []
@@ -156,11 +159,6 @@ def pair_rows(pairs: TokenPairs, *, with_lengths: bool = True, smooth: bool = Fa
                 row["length"] = pair.tokens
             rows_by_split[split].append(row)
     return rows_by_split
-
-
-def _is_one_step(pair: Pair) -> bool:
-    has_one = len(pair.chosen) == len(pair.rejected) == 1
-    return has_one and pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids
 
 
 def step_rows(pairs: TokenPairs) -> dict[str, TokenRows]:

@@ -33,13 +33,7 @@ from reasonrag.core.text import common_length
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, caller, cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
-from reasonrag.llm.model_folder import (
-    choose_threads,
-    first_not_finite,
-    model_commit,
-    model_identity,
-    require_memory,
-)
+from reasonrag.llm.model_folder import choose_threads, first_not_finite, model_commit, model_identity, require_memory
 
 if TYPE_CHECKING:
     from torch import Tensor

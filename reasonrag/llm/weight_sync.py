@@ -58,12 +58,7 @@ class VLLMServerSync:
     """
 
     def __init__(
-        self,
-        base_url: str,
-        *,
-        client: Any = None,
-        pause_timeout_s: float = 600.0,
-        backoff_s: float = 1.0,
+        self, base_url: str, *, client: Any = None, pause_timeout_s: float = 600.0, backoff_s: float = 1.0
     ) -> None:
         """Describe the server; nothing is sent before the first push.
 

@@ -90,10 +90,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
             # Token ids as they were sampled and read. Only sampled
             # ones (mask 1) are trained on, passages are not.
             rows = training_rows(
-                batch.groups,
-                mask_truncated=settings.mask_truncated,
-                credit=settings.credit,
-                by_token=settings.by_token,
+                batch.groups, mask_truncated=settings.mask_truncated, credit=settings.credit, by_token=settings.by_token
             )
             return batch, rows
 
