@@ -19,7 +19,7 @@ from reasonrag.core.text import excerpt
 from reasonrag.spre.estimate import check_tree
 from reasonrag.storage.files import read_json
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import Row, by_question, read_batches, read_shards, shard_paths
+from reasonrag.storage.parquet import Row, by_question, read_shards
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 _UNSEEN = ("token_ids", "logprobs")  # columns of a tree that no page shows
@@ -129,14 +129,8 @@ def tree_of(run: Path, question_id: str | None) -> QuestionTree:
 
 
 def _nodes(run: Path, question_id: str | None) -> Iterator[Row]:
-    import pyarrow.compute as pc
-
     columns = [name for name in tree_schema().names if name not in _UNSEEN]
-    for path in shard_paths(run / "trees", "nodes"):
-        for batch in read_batches(path, tree_schema(), columns=columns):
-            if question_id is not None:
-                batch = batch.filter(pc.equal(batch.column("question_id"), question_id))
-            yield from batch.to_pylist()
+    return read_shards(run / "trees", "nodes", tree_schema(), columns=columns, question_id=question_id)
 
 
 def _pairs(run: Path, split: str, question_id: str | None) -> Iterator[Row]:
@@ -145,9 +139,8 @@ def _pairs(run: Path, split: str, question_id: str | None) -> Iterator[Row]:
     schema = trajectory_pair_schema() if level == "trajectory" else pair_schema()
     columns = [name for name in _PAIR_COLUMNS if name in schema.names]
     if any((run / "pairs").glob(f"{split}-*.parquet")):  # a split without questions has no file
-        for row in read_shards(run / "pairs", split, schema, columns=columns):
-            if question_id in (None, row["question_id"]):
-                yield row | {"split": split}
+        for row in read_shards(run / "pairs", split, schema, columns=columns, question_id=question_id):
+            yield row | {"split": split}
 
 
 def _of_other_trees(question_id: str) -> DataError:
