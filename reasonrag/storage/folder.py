@@ -249,7 +249,7 @@ def _inputs(command: Sequence[Any]) -> str:
     named = {part.strip() for text in texts for part in (text, text.partition(":")[2], *text.split(","))} - {""}
     inputs: list[Any] = [time.time_ns() for text in texts if text.startswith("python:")]
     for name in sorted(named):
-        with contextlib.suppress(ConfigError):  # not a valid path
+        with contextlib.suppress(ConfigError, OSError):  # no path, or one that may not be read
             path = named_path(name)
             base = (read_json(path / "adapter_config.json") or {}).get("base_model_name_or_path", path)
             inputs += [name, _files(path), _files(Path(base))]
