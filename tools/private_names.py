@@ -31,7 +31,6 @@ LISTED: dict[str, dict[str, str]] = {
         "_prepare_dataset": "overridden: DPOTrainer has no public way to take rows of token ids",
         "_metrics": "GRPOTrainer and DPOTrainer: what is logged at the next step; the same since TRL 0.9",
         "_generate_and_score_completions": "overridden: advantages of rows and tokens, and weights of rows as the mask",
-        "_get_per_token_logps_and_entropies": "overridden: of a row, the tokens of the policy alone are scored",
         "_last_loaded_step": "set, with `use_vllm`, for the correction of the sampler's log-probabilities",
         "_save_checkpoint": "overridden: a checkpoint counts once it is whole",
         "generation.vllm_client.VLLMClient": "sends weights to vLLM's server by NCCL",

@@ -138,8 +138,8 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
         compared["temperatures"] = (first.temperature if "policy.temperature" in choices["overrides"] else 0.0,)
     judge_of = judging(judge, judge_model, judged, configs)
     log_plainly()
-    command = ["eval", compared, *configs, *configs.values()]
-    command += [judge_of.model, judge_of.metrics] if judge_of else []
+    judged_by = [judge_of.model, judge_of.metrics] if judge_of else []
+    command = ["eval", compared, *configs, *configs.values(), *judged_by]
     if finished(out, *command):
         sys.exit(_print(require_json(out / "metrics.json"), out))
     from reasonrag.evaluation.run import Evaluation

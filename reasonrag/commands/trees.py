@@ -87,17 +87,16 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
         click.echo(printable(dump(config) + "\n" + estimate(config)))
         return
     stop = Stop(error_console())
-    begun_with = config
     # A server knows its model, and whether it is vLLM; both are part of what is written into the folder.
-    config = as_served(config, out)
-    parts = open_parts(config)
+    served = as_served(config, out)
+    parts = open_parts(served)
     if out is None:
         datasets = dict.fromkeys(question.dataset for question in parts.questions)
-        out = RunFolder.unnamed("-".join(datasets), config, parts.content)
+        out = RunFolder.unnamed("-".join(datasets), served, parts.content)
         stop.console.print(f"writing to {out} (--out chooses another folder)")
     try:
         summary = build_trees(
-            config, out, parts=parts, shard=shard, show=lambda build: stop.show(build.progress, build.drain)
+            served, out, parts=parts, shard=shard, show=lambda build: stop.show(build.progress, build.drain)
         )
     except Interrupted:
         sys.exit(stop.print_resume_hint())
@@ -108,7 +107,7 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
         print(f"shard {shard} is built; {out} is put together when all are")
     questions = summary["questions"]
     if questions["finished"] == questions["total"] and shard == WHOLE:
-        mark_finished(out, "build-tree", begun_with)
+        mark_finished(out, "build-tree", config)
     untried = questions["total"] - questions["finished"] - sum(questions["failed"].values())
     sys.exit(stop.print_missing(questions["failed"], untried, most=config.run.max_failed * questions["total"]))
 

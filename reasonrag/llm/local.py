@@ -305,8 +305,8 @@ def _shared_tokens(prompts: Collection[tuple[int, ...]]) -> int:
     """Return how many tokens all prompts begin with, but for the last of each; 0 if they are too few to pay."""
     if len(prompts) < 2:
         return 0
-    common = common_length(min(prompts), max(prompts))  # no other two have less in common
-    shared = min(common, min(map(len, prompts)) - 1)
+    # No other two have less in common.
+    shared = min(common_length(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
     return shared if shared >= _WORTH_TOKENS else 0
 
 

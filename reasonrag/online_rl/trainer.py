@@ -104,7 +104,10 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         self.critic: Critic | None = None  # of PPO; set after __init__, which sets the seed
         self.batch = Batch([])  # of this process
         self.rows: list[Row] = []  # its training rows, and padding
-        self.written = torch.empty(0)  # `[R, T]` of rows that are scored next: above 0 where the policy wrote a token
+        # `[R, T]` of rows that are scored next: above 0 where the policy wrote a token; the first not scored yet.
+        self.written, self.next_row = torch.empty(0), 0
+        for model in filter(None, (self.model, self.ref_model)):
+            model.register_forward_pre_hook(self._score_written, with_kwargs=True)
         self.averaging: str = self.args.loss_type
         if self.averaging in ("grpo", "dr_grpo"):
             # TRL divides the sum of this loss by a given number: with `weigh` it is any of them.
@@ -124,7 +127,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         parts = self.args.steps_per_generation
         count = -(-max(gather_object([len(rows)])) // parts) * parts
         self.rows = rows + [Row.padding(self.processing_class.pad_token_id)] * (count - len(rows))
-        self.written = pad_sequence([torch.tensor(row.mask) for row in self.rows], batch_first=True)
+        self.written, self.next_row = pad_sequence([torch.tensor(row.mask) for row in self.rows], batch_first=True), 0
         token_columns = columns(self.rows, self.batch.samples)
         if self.use_vllm and token_columns["logprobs"] is None:
             raise RunError(
@@ -241,11 +244,14 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         """Return the `[R, T]` log-probabilities before this batch, which TRL computes if several steps use it."""
         if (known := tensors.get("old_per_token_logps")) is not None:
             return known
-        ids = torch.cat([tensors["prompt_ids"], tensors["completion_ids"]], dim=1)
-        mask = torch.cat([tensors["prompt_mask"], tensors["completion_mask"]], dim=1)
-        length, size = tensors["completion_ids"].size(1), self.args.per_device_train_batch_size
-        with torch.no_grad():
-            return self._get_per_token_logps_and_entropies(self.model, ids, mask, length, size)[0]
+        columns = [torch.cat([tensors[f"prompt_{name}"], tensors[f"completion_{name}"]], 1) for name in ("ids", "mask")]
+        length, logps = tensors["completion_ids"].size(1), []
+        for ids, mask in zip(*(column.split(self.args.per_device_train_batch_size) for column in columns), strict=True):
+            labels = ids.masked_fill(torch.arange(ids.size(1), device=ids.device) < ids.size(1) - length, -100)
+            with torch.no_grad(), self.accelerator.autocast():
+                output = self.model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+            logps.append(output.log_probs[:, -length:])
+        return torch.cat(logps)
 
     def weigh(self, tensors: dict[str, Any], *, scored: int) -> dict[str, Any]:
         """Return TRL's batch with an advantage for each of its `[R]` rows, and with weights of tokens as its mask.
@@ -285,21 +291,19 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             "num_items_in_batch": total / lightest,
         }
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any = None, **more: Any
-    ) -> Any:
-        """Score what the policy wrote. Passages between its steps are most of a row, and no part of the loss."""
-        # TRL scores `logits_to_keep` last columns; `written` is padded to the width of the whole row.
-        before = input_ids.size(1) - logits_to_keep
-        written = pad(self.written > 0, (before, logits_to_keep - self.written.size(1))).to(input_ids.device)
-        batches = iter(written.split(batch_size or len(input_ids)))
+    def _score_written(self, model: Any, args: Any, inputs: dict[str, Any]) -> Any:
+        """Score what the policy wrote. Passages between its steps are most of a row, and no part of the loss.
 
-        def scored(*, labels: Any, **inputs: Any) -> Any:
-            return model(labels=labels.masked_fill(~next(batches), -100), **inputs)
-
-        return super()._get_per_token_logps_and_entropies(
-            scored, input_ids, attention_mask, logits_to_keep, batch_size, **more
-        )
+        Whenever TRL scores rows, it takes all of a batch, in their order.
+        """
+        if (labels := inputs.get("labels")) is None:  # a rollout
+            return None
+        first = self.next_row % len(self.written)
+        self.next_row = first + len(labels)
+        # TRL scores completions alone, which begin in one column; `written` is padded to the width of the whole row.
+        before = int((labels != -100).any(0).long().argmax())
+        rows = pad(self.written[first : self.next_row] > 0, (before, labels.size(1) - before - self.written.size(1)))
+        return args, inputs | {"labels": labels.masked_fill(~rows.to(labels.device), -100)}
 
     def get_high_entropy_mask(self, entropies: Any, mask: Any, threshold: float) -> Any:
         return super().get_high_entropy_mask(entropies, (mask > 0).to(entropies), threshold)
@@ -317,13 +321,13 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         # The trainer itself calls backward for the last part,
         # which also brings the gradients to other processes.
         for part in parts[:-1]:
-            self.written = part["tool_mask"]
+            self.written, self.next_row = part["tool_mask"], 0
             with self._without_sync(model):
                 loss = share * super().compute_loss(model, part, *args, **kwargs)
                 is_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
                 self.accelerator.backward(loss, **({"scale_wrt_gas": False} if is_deepspeed else {}))
             done = done + loss.detach()
-        self.written = parts[-1]["tool_mask"]
+        self.written, self.next_row = parts[-1]["tool_mask"], 0
         loss = share * super().compute_loss(model, parts[-1], *args, **kwargs) + done
         weights = torch.stack([(part["completion_mask"] * part["tool_mask"]).sum() for part in parts])
         weights = self.accelerator.reduce(weights).cpu()
