@@ -6,8 +6,9 @@ The server needs vLLM's RLHF endpoints, available from version 0.22 on if it is 
         --logprobs-mode processed_logprobs
 
 Generation is paused during a push. Running requests finish first, with the old weights; requests that
-arrive during the pause wait, and run with the new weights. So no completion mixes two versions, and none
-is cut short, but its waiting time counts against `ServerLLM`'s `timeout_s`.
+arrive during the pause wait, or from vLLM 0.33 on are refused with 503 and sent again by `ServerLLM`,
+and run with the new weights. So no completion mixes two versions, and none is cut short, but its waiting
+time counts against `ServerLLM`'s `timeout_s`.
 """
 
 from __future__ import annotations
