@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # A worker that dies ends the run: with another one in its place, xdist may wait for ever for files that are done.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help setup demo online test quick slow gpu smoke coverage docs bench bench-gpu peers faults audit house lint type fmt check wheel clean
+.PHONY: help setup demo online test quick slow gpu smoke coverage docs bench bench-gpu peers faults audit newest house lint type fmt check wheel clean
 
 help:  ## print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -94,6 +94,17 @@ audit: build/audit/bin/pip-audit  ## known vulnerabilities of what constraints.t
 build/audit/bin/pip-audit:
 	$(PYTHON) -m venv build/audit
 	build/audit/bin/python -m pip install --quiet pip-audit
+
+# In an environment of its own, whatever bound pyproject.toml has: it shows what a release changes before a user meets it.
+newest: build/newest/.complete  ## the tests of what we use inside of TRL and PEFT, with their newest releases
+	build/newest/bin/python -m pip install --quiet --upgrade --no-deps trl peft
+	build/newest/bin/python -m pytest -q tests/tools/test_private_names.py tests/dpo/test_trainer.py \
+	    tests/online_rl/test_trainer.py tests/online_rl/test_train.py tests/llm/test_weight_transfer.py
+
+build/newest/.complete: pyproject.toml constraints.txt
+	$(PYTHON) -m venv build/newest
+	build/newest/bin/python -m pip install --quiet -c constraints.txt -C editable_mode=compat -e '.[train,serve,dev]'
+	touch $@
 
 house: setup  ## measure the structure of the package
 	$(BIN)/python -m tools.house

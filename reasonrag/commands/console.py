@@ -26,11 +26,7 @@ if TYPE_CHECKING:
     from reasonrag.pipeline.work import Progress
 
 _PLAIN_EVERY_S = 10.0
-_QUIET = (
-    ("TRANSFORMERS_VERBOSITY", "error"),
-    ("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
-    ("HF_HUB_VERBOSITY", "critical"),
-)
+_QUIET = (("TRANSFORMERS_VERBOSITY", "error"), ("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("HF_HUB_VERBOSITY", "critical"))
 
 
 def error_console() -> Console:
@@ -93,10 +89,7 @@ class Display:
         self.console, self.work, self._is_quiet = console, work, is_quiet()
         # transient: the line disappears at the end, when a table of results takes its place.
         self._live = Live(
-            get_renderable=lambda: Text(printable(self._text())),
-            console=console,
-            refresh_per_second=4,
-            transient=True,
+            get_renderable=lambda: Text(printable(self._text())), console=console, refresh_per_second=4, transient=True
         )
         self._printed_at = time.monotonic()
 

@@ -123,7 +123,8 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
     If the evaluation is killed or stopped, the same command resumes it.
     """
     from reasonrag.commands.console import log_plainly
-    from reasonrag.evaluation.run import Evaluation
+    from reasonrag.storage.files import require_json
+    from reasonrag.storage.folder import finished, mark_finished
 
     by_name = {key: given.pop(key.replace(".", "__")) for key in _BY_NAME}
     compared = {name: given.pop(name) for name in _COMPARED}
@@ -135,15 +136,24 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
     if compared["temperatures"] is None:  # greedy, unless --set gives a temperature
         first = next(iter(configs.values())).policy
         compared["temperatures"] = (first.temperature if "policy.temperature" in choices["overrides"] else 0.0,)
-    compared["judging"] = judging(judge, judge_model, judged, configs)
+    judge_of = judging(judge, judge_model, judged, configs)
     log_plainly()
-    sys.exit(_run(partial(Evaluation, configs, out, **compared)))
+    judged_by = [judge_of.model, judge_of.metrics] if judge_of else []
+    command = ["eval", compared, *configs, *configs.values(), *judged_by]
+    if finished(out, *command):
+        sys.exit(_print(require_json(out / "metrics.json"), out))
+    from reasonrag.evaluation.run import Evaluation
+
+    exit_code = _run(partial(Evaluation, configs, out, judging=judge_of, **compared))
+    # The same command tries failed questions and verdicts again.
+    if not exit_code and '"failed": {\n' not in (out / "metrics.json").read_text("utf-8"):
+        mark_finished(out, *command)
+    sys.exit(exit_code)
 
 
 def _run(evaluation_of: Callable[[], Evaluation]) -> int:
     """Run the evaluation and print its results; return the exit code."""
-    from reasonrag.commands.console import Stop, error_console, table_console, what_to_do
-    from reasonrag.evaluation.tables import summary_table
+    from reasonrag.commands.console import Stop, error_console
 
     stop = Stop(error_console())
     try:
@@ -151,16 +161,25 @@ def _run(evaluation_of: Callable[[], Evaluation]) -> int:
         results = evaluation.run(lambda work: stop.show(work.progress, work.drain))
     except Interrupted:
         return stop.print_resume_hint()
+    return _print(results, evaluation.out)
+
+
+def _print(results: Mapping[str, Any], out: Path) -> int:
+    """Print the content of `metrics.json`; return the exit code."""
+    from reasonrag.commands.console import error_console, table_console, what_to_do
+    from reasonrag.evaluation.tables import summary_table
+
+    console = error_console()
     table_console().print(summary_table(results).terminal())
-    print(f"report: {evaluation.out / 'report.md'}")
+    print(f"report: {out / 'report.md'}")
     for line in results["asked_differently"] + results["lost_to_form"]:
-        stop.console.print(printable(line))
+        console.print(printable(line))
     for row in results["incomplete"]:
         where = f"{row['policy']} at {row['setting']}"
-        stop.console.print(f"{row['missing']} questions are missing of {where}{what_to_do(row['causes'])}")
+        console.print(f"{row['missing']} questions are missing of {where}{what_to_do(row['causes'])}")
     for row in results["unjudged"]:
         where = f"{row['metric']} of {row['policy']} at {row['setting']}"
-        stop.console.print(f"{row['failed']} of {row['asked']} verdicts failed for {where}{what_to_do({})}")
+        console.print(f"{row['failed']} of {row['asked']} verdicts failed for {where}{what_to_do({})}")
     return int(bool(results["incomplete"] or results["unjudged"]))
 
 

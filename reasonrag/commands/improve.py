@@ -48,6 +48,8 @@ def improve(out: Path, train: str, dry_run: bool, **given: Any) -> None:
     from reasonrag.core.config import load_config
     from reasonrag.core.settings import dump, gather, validate
     from reasonrag.rounds import Improvement, RoundsSettings, improve_presets
+    from reasonrag.storage.files import require_json
+    from reasonrag.storage.folder import finished, mark_finished
     from reasonrag.training.settings import DPOSettings, SFTSettings
 
     log_plainly()
@@ -56,15 +58,20 @@ def improve(out: Path, train: str, dry_run: bool, **given: Any) -> None:
     config = load_config(overrides=tree)
     tree = {"seed": config.seed} | of_training
     training = validate(DPOSettings, tree) if train == "dpo" else validate(SFTSettings, tree)
-    improvement = Improvement(config, training, validate(RoundsSettings, of_rounds), out, log=print_line)
-    if dry_run:
-        click.echo(printable(dump(improvement.settings) + "\n" + improvement.bound()))
-        return
-    stop = Stop(error_console())
-    try:
-        summary = improvement.run(lambda work: stop.show(work.progress, work.drain))
-    except Interrupted as stopped:
-        stop.number = stop.number or stopped.number
-        sys.exit(stop.print_resume_hint())
+    command = ("improve", config, training, validate(RoundsSettings, of_rounds))
+    if not dry_run and finished(out, *command):
+        summary = require_json(out / "improve.json")
+    else:
+        improvement = Improvement(*command[1:], out, log=print_line)
+        if dry_run:
+            click.echo(printable(dump(improvement.settings) + "\n" + improvement.bound()))
+            return
+        stop = Stop(error_console())
+        try:
+            summary = improvement.run(lambda work: stop.show(work.progress, work.drain))
+        except Interrupted as stopped:
+            stop.number = stop.number or stopped.number
+            sys.exit(stop.print_resume_hint())
+        mark_finished(out, *command)
     print((out / "improve.md").read_text(encoding="utf-8"))
     print(f"best policy: {out / summary['policy'] if summary['best'] else summary['policy']}")

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from reasonrag.core.config import Config
     from reasonrag.core.settings import Tree
     from reasonrag.online_rl.settings import PlanSettings, RLSettings
-    from reasonrag.training.run import TrainingRun
     from reasonrag.training.settings import TrainSettings
 
 OUT = out(
@@ -223,10 +222,7 @@ def rl_train(out: Path | None, **given: Any) -> None:
 
     The same command resumes a killed or stopped run from its last checkpoint.
     """
-    config = online_settings(given)
-    from reasonrag.online_rl.train import train_online
-
-    run_training(train_online, config, out)
+    run_training("reasonrag.online_rl.train:train_online", online_settings(given), out)
 
 
 @rl.command("plan")
@@ -382,7 +378,7 @@ def _train(kind: str, trainer: str, given: dict[str, Any], out: Path | None) -> 
 
     tree = gather(getattr(models, f"{kind}_PRESETS"), **sources(given))
     config = with_pairs_and_model(validate(getattr(models, f"{kind}Settings"), tree), print_line)
-    run_training(resolve_name(trainer), config, out)
+    run_training(trainer, config, out)
 
 
 def print_line(line: str) -> None:
@@ -394,18 +390,26 @@ def print_line(line: str) -> None:
         click.echo(printable(line), err=True)
 
 
-def run_training(train: Callable[..., TrainingRun[Any]], config: Any, out: Path | None) -> None:
-    """Train, print where the policy is, and exit."""
+def run_training(trainer: str, config: Any, out: Path | None) -> None:
+    """Train by a function, `MODULE:NAME`, unless that has been done; print where the policy is."""
     from reasonrag.commands.console import error_console, log_plainly, this_command
+    from reasonrag.storage.folder import finished, mark_finished
 
     log_plainly()
+    noun = "model" if "train_prm" in trainer else "policy"
+    # Several processes (`accelerate launch`) have to agree on what there is to do.
+    if os.environ.get("WORLD_SIZE", "1") == "1" and (folder := finished(out, trainer, config)):
+        print_line("this training run is already finished")
+        print(f"{noun}: {folder}")
+        return
     try:
-        run = train(config, out, log=print_line)
+        run = resolve_name(trainer)(config, out, log=print_line)
     except Interrupted as stopped:
         error_console().print(f"{stopped}. Resume with:\n  {this_command()}")
         sys.exit(128 + (stopped.number or signal.SIGINT))
     if run.summary:  # only the first process of a launch has one
-        print(f"{'model' if run.stage == 'prm' else 'policy'}: {run.out}")
+        print(f"{noun}: {run.out}")
+        mark_finished(run.out, trainer, config)
 
 
 # --- Choices of commands that are given no data or no model ---

@@ -70,28 +70,33 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
     from reasonrag.commands.console import Stop, error_console, log_plainly
     from reasonrag.core.config import load_config
     from reasonrag.core.settings import dump
-    from reasonrag.pipeline.build import build_trees, estimate
-    from reasonrag.pipeline.parts import as_served, open_parts
-    from reasonrag.storage.folder import RunFolder
+    from reasonrag.storage.files import require_json
+    from reasonrag.storage.folder import RunFolder, finished, mark_finished
 
     if shard != WHOLE and out is None:
         raise click.UsageError("--shard needs --out, the folder in which all shards meet")
     config = load_config(**sources(given))
     log_plainly()
+    if not dry_run and shard == WHOLE and (folder := finished(out, "build-tree", config)):
+        _print_summary(require_json(folder / "run.json"), folder / "pairs")
+        return
+    from reasonrag.pipeline.build import build_trees, estimate
+    from reasonrag.pipeline.parts import as_served, open_parts
+
     if dry_run:
         click.echo(printable(dump(config) + "\n" + estimate(config)))
         return
     stop = Stop(error_console())
     # A server knows its model, and whether it is vLLM; both are part of what is written into the folder.
-    config = as_served(config, out)
-    parts = open_parts(config)
+    served = as_served(config, out)
+    parts = open_parts(served)
     if out is None:
         datasets = dict.fromkeys(question.dataset for question in parts.questions)
-        out = RunFolder.unnamed("-".join(datasets), config, parts.content)
+        out = RunFolder.unnamed("-".join(datasets), served, parts.content)
         stop.console.print(f"writing to {out} (--out chooses another folder)")
     try:
         summary = build_trees(
-            config, out, parts=parts, shard=shard, show=lambda build: stop.show(build.progress, build.drain)
+            served, out, parts=parts, shard=shard, show=lambda build: stop.show(build.progress, build.drain)
         )
     except Interrupted:
         sys.exit(stop.print_resume_hint())
@@ -101,6 +106,8 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
     if not is_whole:
         print(f"shard {shard} is built; {out} is put together when all are")
     questions = summary["questions"]
+    if questions["finished"] == questions["total"] and shard == WHOLE:
+        mark_finished(out, "build-tree", config)
     untried = questions["total"] - questions["finished"] - sum(questions["failed"].values())
     sys.exit(stop.print_missing(questions["failed"], untried, most=config.run.max_failed * questions["total"]))
 

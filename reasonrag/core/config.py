@@ -398,11 +398,7 @@ class Config(Section):
 # Every two siblings, whatever their confidence.
 _PAPER_PAIRS: Tree = {"rule": "siblings", "confirm": 0, "min_confidence": 0.0, "path_share": 1.0, "per_question": 0}
 # The tiny policy was trained on brief prompts with one passage per query, and is useless with others.
-_DEMO_POLICY: Tree = {
-    "policy": {"max_tokens": 48},
-    "format": {"prompts": "brief"},
-    "retrieval": {"top_k": 1},
-}
+_DEMO_POLICY: Tree = {"policy": {"max_tokens": 48}, "format": {"prompts": "brief"}, "retrieval": {"top_k": 1}}
 
 PRESETS: dict[str, Tree] = {
     "paper": {

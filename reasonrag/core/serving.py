@@ -41,6 +41,7 @@ _LIBRARIES = ("httptools", "uvicorn", "websockets")  # of `reasonrag[serve]`
 _SHOWN_PROBLEMS = 3
 _MAX_HEAD_BYTES, _MAX_HEADERS = 64 << 10, 256
 _MAX_CONNECTIONS = 4096
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 # Longer than common clients keep idle connections: a server
 # that closes first may do so while a request arrives.
 _KEEP_ALIVE_S = 120
@@ -222,7 +223,7 @@ def run_app(app: App, *, about: str = "") -> int:
 def make_server(app: App) -> Any:
     """Return a uvicorn server of the application. It keeps the signals that it got in `signals`."""
     import uvicorn
-    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class Connection(HttpToolsProtocol):
         """Limits headers and trailers, which uvicorn does only with h11, a much slower parser."""
@@ -234,7 +235,7 @@ def make_server(app: App) -> Any:
             super().data_received(data)
             is_large = self.head_bytes > _MAX_HEAD_BYTES or len(self.headers or ()) > _MAX_HEADERS
             if is_large and not self.transport.is_closing():
-                self.transport.write(STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+                self.transport.write(_TOO_LARGE)
                 self.transport.close()
 
         def on_headers_complete(self) -> None:

@@ -31,25 +31,11 @@ from pydantic import (
 from reasonrag.core.config import POLICY_CARD, Config, PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import named_path
-from reasonrag.core.text import (
-    common_length,
-    common_text,
-    normalize_answer,
-    quoted,
-    valid_unicode,
-)
+from reasonrag.core.text import common_length, common_text, normalize_answer, quoted, valid_unicode
 from reasonrag.core.types import Message, Prompt, Span, as_finite
 from reasonrag.storage.files import short_hash
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import (
-    NO_OBJECT,
-    SUFFIXES,
-    Row,
-    RowProblems,
-    raw_rows,
-    read_batches,
-    text_id,
-)
+from reasonrag.storage.parquet import NO_OBJECT, SUFFIXES, Row, RowProblems, raw_rows, read_batches, text_id
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
 _BY_PROMPT = "prompt "  # the group of a row without a question id begins with this

@@ -21,7 +21,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import nearest
 from reasonrag.dpo.preferences import read_preferences
-from reasonrag.dpo.token_rows import Pair, TokenPairs, data_of, tokenise
+from reasonrag.dpo.token_rows import TokenPairs, data_of, tokenise
 from reasonrag.storage.files import short_hash
 from reasonrag.training.model import load_weights, open_source
 from reasonrag.training.run import Log, TokenRows, TrainingData, TrainingRun
@@ -136,7 +136,10 @@ def pair_rows(pairs: TokenPairs, *, with_lengths: bool = True, smooth: bool = Fa
     `rejected_completions`, each a list with an entry for every step. `length`
     lets the trainer put pairs of like length into one forward pass.
     """
-    as_steps = not smooth and all(_is_one_step(pair) for pair in (*pairs.train, *pairs.test))
+    as_steps = not smooth
+    for pair in (*pairs.train, *pairs.test):
+        of_one_step = len(pair.chosen) == len(pair.rejected) == 1
+        as_steps &= of_one_step and pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids
     rows_by_split: dict[str, TokenRows] = {}
     for split, members in (("train", pairs.train), ("test", pairs.test)):
         rows_by_split[split] = []
@@ -156,11 +159,6 @@ def pair_rows(pairs: TokenPairs, *, with_lengths: bool = True, smooth: bool = Fa
                 row["length"] = pair.tokens
             rows_by_split[split].append(row)
     return rows_by_split
-
-
-def _is_one_step(pair: Pair) -> bool:
-    has_one = len(pair.chosen) == len(pair.rejected) == 1
-    return has_one and pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids
 
 
 def step_rows(pairs: TokenPairs) -> dict[str, TokenRows]:
@@ -202,6 +200,7 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
                 )
             if processing_class.pad_token is None:
                 processing_class.pad_token = processing_class.eos_token
+            args.remove_unused_columns = False  # which the collator takes
             more["data_collator"] = partial(collate_segments, pad_token_id=processing_class.pad_token_id)
         super().__init__(args=args, processing_class=processing_class, train_dataset=train_dataset, **more)
 
@@ -209,10 +208,6 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
         if {_STEP_COLUMN, _SEGMENT_COLUMNS[0]} & set(dataset.column_names or ()):
             return dataset
         return super()._prepare_dataset(dataset, *args, **kwargs)
-
-    def _set_signature_columns_if_needed(self) -> None:
-        super()._set_signature_columns_if_needed()
-        self._signature_columns: list[str] = list({*self._signature_columns, *_SEGMENT_COLUMNS, _CONFIDENCE})
 
     def compute_ref_log_probs(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return `[pairs]` log-probabilities of both sides under the reference; TRL's precomputing calls it too."""
@@ -222,9 +217,10 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
         batch = {name: inputs[name] for name in ("input_ids", "attention_mask", "completion_mask")}
         return _sum_by_pair(torch.cat(super().compute_ref_log_probs(model, batch)), inputs)
 
-    def _compute_loss(self, model: Any, inputs: Mapping[str, Any], return_outputs: bool) -> Any:
+    def compute_loss(self, model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return TRL's loss of pairs of single steps, and ours of all others."""
         if "row_index" not in inputs:
-            return super()._compute_loss(model, inputs, return_outputs)
+            return super().compute_loss(model, inputs, *args, **kwargs)
         outputs = model(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],

@@ -22,24 +22,23 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from reasonrag.core.calls import Slots
 from reasonrag.core.config import ModelConfig
-from reasonrag.core.errors import LLMError, RunError, is_out_of_memory
+from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.event_loop import CLOSE_S, beat
 from reasonrag.core.models import ModelAddress
+from reasonrag.core.text import common_length
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, caller, cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
-from reasonrag.llm.model_folder import (
-    choose_threads,
-    first_not_finite,
-    model_commit,
-    model_identity,
-    require_memory,
-)
+from reasonrag.llm.model_folder import choose_threads, first_not_finite, model_commit, model_identity, require_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = structlog.get_logger()
 
 # How long an idle worker lets requests come before it begins: rows cannot join a batch later.
 _WINDOW_S = 0.005
@@ -78,7 +77,6 @@ class TransformersLLM:
         chat: its tokenizer and chat template.
     """
 
-    model: Any
     commit: str | None = None  # of a model from the Hub
 
     def __init__(self, chat: ChatTemplate, *, name: str, batch_size: int = 16, model: Any = None) -> None:
@@ -93,7 +91,7 @@ class TransformersLLM:
         self.name = name
         self.chat = chat
         self.decode = chat.decode
-        self.model = None
+        self.model: Any = None
         self._batch_size = batch_size
         # A batch that runs, and the requests of the next: with
         # fewer the worker would wait for them in between.
@@ -137,7 +135,7 @@ class TransformersLLM:
 
         Raises:
             LLMError: with cause `refused` (the template rejects the chat), `context_overflow`,
-                `out_of_memory`, `engine` (any other failure of generation) or `closed`.
+                `engine` (any other failure of generation) or `closed`.
             RunError: the model's probabilities are NaN.
         """
         async with self.slots.request(caller.get().priority):
@@ -191,13 +189,8 @@ class TransformersLLM:
         try:
             self._decode(rows)
             error: BaseException = self._closed_error()
-        except RunError as failure:
-            error = failure
         except Exception as failure:
-            error = self._failure("engine", failure)
-            if is_out_of_memory(failure):
-                problem = f"no memory left for a batch of {len(rows)} rows; set policy.batch_size lower"
-                error = LLMError(f"{self.name}: {problem}", cause="out_of_memory")
+            error = failure if isinstance(failure, RunError) else self._failure("engine", failure)
         for row in rows:
             row.fail(error)
 
@@ -219,12 +212,12 @@ class TransformersLLM:
                 # Rows that are done stay in the batch until half
                 # of them are: to leave copies the whole cache.
                 if 2 * len(left) <= len(running):
-                    keep = torch.tensor(left, dtype=torch.long, device=tokens.device)
+                    keep = torch.tensor(left)
                     running = [running[index] for index in left]
                     cache.reorder_cache(keep)
                     tokens, mask = tokens[keep], mask[keep]
                 mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-                logits = self._forward(tokens[:, None], mask, cache).logits[:, -1].float()
+                logits, cache = self._forward(tokens[:, None], mask, cache)
 
     def _read(self, rows: Sequence[_Row]) -> tuple[Tensor, Any, Tensor, Tensor]:
         """Compute the prompts of rows; those of one prompt share its computation.
@@ -240,29 +233,24 @@ class TransformersLLM:
         shared = _shared_tokens(numbers)
         if shared and not _attends_to_all(self.model):
             shared = 0
-        ends, mask = (part.to(self.model.device) for part in padded([ids[shared:] for ids in numbers], side="left"))
-        rows_of, cache = torch.tensor(of_rows, device=ends.device), None
+        ends, mask = padded([ids[shared:] for ids in numbers], side="left")
+        rows_of, cache = torch.tensor(of_rows), None
         if shared:
-            beginning = torch.tensor([next(iter(numbers))[:shared]], device=ends.device)
-            cache = self._forward(beginning, torch.ones_like(beginning), None).past_key_values
+            beginning = torch.tensor([next(iter(numbers))[:shared]])
+            _, cache = self._forward(beginning, torch.ones_like(beginning), None)
             cache.reorder_cache(rows_of.new_zeros(len(numbers)))
             mask = torch.cat([mask.new_ones(len(mask), shared), mask], dim=1)
-        output = self._forward(ends, mask, cache)
-        # `[P, V]` in float32: a softmax over many words loses too much in bfloat16.
-        return output.logits[:, -1].float(), output.past_key_values, mask, rows_of
+        return *self._forward(ends, mask, cache), mask, rows_of
 
-    def _forward(self, input_ids: Tensor, mask: Tensor, cache: Any) -> Any:
-        """Run the model on `[B, T]` new tokens behind those of the cache."""
-        # `[B, T]` positions without the padding.
+    def _forward(self, input_ids: Tensor, mask: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """Run the model on `[B, T]` new tokens behind those of the cache; return `[B, V]` logits, and the cache."""
+        # `[B, T]` positions without the padding. The model alone is on its device.
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-        return self.model(
-            input_ids=input_ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        placed = {"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}
+        placed = {name: tensor.to(self.model.device) for name, tensor in placed.items()}
+        output = self.model(**placed, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        # In float32: a softmax over many words loses too much in bfloat16.
+        return output.logits[:, -1].float().cpu(), output.past_key_values
 
     def _append(self, rows: Sequence[_Row], tokens: Sequence[int], logprobs: Sequence[float]) -> list[int]:
         """Add a token to each row and deliver the finished rows; return the numbers of the others."""
@@ -317,9 +305,8 @@ def _shared_tokens(prompts: Collection[tuple[int, ...]]) -> int:
     """Return how many tokens all prompts begin with, but for the last of each; 0 if they are too few to pay."""
     if len(prompts) < 2:
         return 0
-    first, last = min(prompts), max(prompts)  # no other two have less in common
-    bound = min(map(len, prompts)) - 1
-    shared = next((number for number in range(bound) if first[number] != last[number]), bound)
+    # No other two have less in common.
+    shared = min(common_length(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
     return shared if shared >= _WORTH_TOKENS else 0
 
 
@@ -351,14 +338,14 @@ def _choose(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
     import torch
 
     # Greedy rows report log-probabilities at temperature 1.
-    temperatures = torch.tensor([row.sampling.temperature for row in rows], device=logits.device)[:, None]
+    temperatures = torch.tensor([row.sampling.temperature for row in rows])[:, None]
     is_greedy = temperatures[:, 0] == 0
     probabilities = torch.softmax(logits / torch.where(temperatures == 0, 1, temperatures), dim=-1)
-    nuclei = torch.tensor([row.sampling.top_p for row in rows], device=logits.device)[:, None]
+    nuclei = torch.tensor([row.sampling.top_p for row in rows])[:, None]
     kept = probabilities if bool((nuclei >= 1).all()) else nucleus(probabilities, nuclei)
     # One draw a row from its own generator, in each step: whoever else is in the batch changes none.
     draws = torch.tensor([[row.draws.random()] for row in rows], dtype=torch.float64)
-    tokens = torch.where(is_greedy, logits.argmax(dim=-1), words_at(kept, draws.to(logits.device)))
+    tokens = torch.where(is_greedy, logits.argmax(dim=-1), words_at(kept, draws))
     return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
 
 
@@ -474,6 +461,8 @@ def open_transformers(address: ModelAddress, config: ModelConfig) -> Transformer
     chat = ChatTemplate.load(address.model, template=config.chat_template, **loaded)
     on_cpu = config.model_copy(update={"device": "cpu", "dtype": "float32"})
     model = load_model(address.model, on_cpu if is_demo else config)
+    if model.device.type != "cpu":
+        log.warning(f"hf: is for CPUs, tests and tiny models; on a GPU, --policy vllm:{address.rest} or a vLLM server")
     llm = TransformersLLM(chat, name=f"hf:{identity}", batch_size=config.batch_size, model=model)
     llm.slots.limit = config.concurrency or llm.slots.limit
     llm.commit = None if is_demo else model_commit(address.model, config.revision)

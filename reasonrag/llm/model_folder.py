@@ -193,12 +193,7 @@ def free_memory() -> int | None:
 
 
 def require_memory(
-    path_or_name: str,
-    dtype: str | None,
-    *,
-    copies: int = 1,
-    revision: str | None = None,
-    remedy: str,
+    path_or_name: str, dtype: str | None, *, copies: int = 1, revision: str | None = None, remedy: str
 ) -> None:
     """Raise if the weights alone do not fit into memory, `copies` times: the system kills such a process silently.
 

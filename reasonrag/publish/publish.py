@@ -355,10 +355,7 @@ def _stage_policy(path: Path, folder: Path, options: PublishOptions) -> _Content
 
 
 def _model_card(
-    training: Mapping[str, Any],
-    kind: Literal["adapter", "full"],
-    options: PublishOptions,
-    facts: Mapping[str, Any],
+    training: Mapping[str, Any], kind: Literal["adapter", "full"], options: PublishOptions, facts: Mapping[str, Any]
 ) -> tuple[Yaml, str]:
     """Return the YAML values and the text of the card of a policy; `training` is the content of `training.json`."""
     licence = options.licence and options.licence.lower()

@@ -16,13 +16,14 @@ from typing import Any
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import excerpt
-from reasonrag.spre.estimate import check_tree
+from reasonrag.spre.estimate import SHAPE, check_tree
 from reasonrag.storage.files import read_json
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import Row, by_question, read_batches, read_shards, shard_paths
+from reasonrag.storage.parquet import Row, by_question, read_shards
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 _UNSEEN = ("token_ids", "logprobs")  # columns of a tree that no page shows
+_COUNTED = (*SHAPE, "action", "content", "text", "prompt_tokens", "completion_tokens")
 # Without the pairs' texts: the trees hold them.
 _PAIR_COLUMNS = (
     *("pair_id", "dataset", "question_id", "depth", "margin", "chosen_reward", "rejected_reward"),
@@ -80,12 +81,13 @@ class QuestionTree:
         return tuple(reversed(path))
 
 
-def read_trees(run: Path, question_id: str | None = None) -> Iterator[QuestionTree]:
+def read_trees(run: Path, question_id: str | None = None, *, columns: Sequence[str] = ()) -> Iterator[QuestionTree]:
     """Yield the trees of a finished run in the order of its questions, one at a time, with their pairs.
 
     Args:
         run: folder of a finished run.
         question_id: only the trees of questions with this id; None for all.
+        columns: of a node; none given means all that are shown.
 
     Raises:
         RunError: tables are missing.
@@ -95,7 +97,9 @@ def read_trees(run: Path, question_id: str | None = None) -> Iterator[QuestionTr
     # Pairs stand in the order of the trees, and those of a question in one split.
     splits = [by_question(_pairs(run, split, question_id)) for split in ("train", "test")]
     following = [next(split, None) for split in splits]
-    for question, rows in by_question(_nodes(run, question_id)):
+    columns = columns or [name for name in tree_schema().names if name not in _UNSEEN]
+    nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=columns, question_id=question_id)
+    for question, rows in by_question(nodes):
         pairs: list[Row] = []
         for number, split in enumerate(splits):
             if (group := following[number]) and group[0] == question:
@@ -128,26 +132,14 @@ def tree_of(run: Path, question_id: str | None) -> QuestionTree:
     return trees[0]
 
 
-def _nodes(run: Path, question_id: str | None) -> Iterator[Row]:
-    import pyarrow.compute as pc
-
-    columns = [name for name in tree_schema().names if name not in _UNSEEN]
-    for path in shard_paths(run / "trees", "nodes"):
-        for batch in read_batches(path, tree_schema(), columns=columns):
-            if question_id is not None:
-                batch = batch.filter(pc.equal(batch.column("question_id"), question_id))
-            yield from batch.to_pylist()
-
-
 def _pairs(run: Path, split: str, question_id: str | None) -> Iterator[Row]:
     """Yield the pairs of a split, with its name; pairs of whole trajectories have no types."""
     level = ((read_json(run / "run.json") or {}).get("pairs") or {}).get("level")
     schema = trajectory_pair_schema() if level == "trajectory" else pair_schema()
     columns = [name for name in _PAIR_COLUMNS if name in schema.names]
     if any((run / "pairs").glob(f"{split}-*.parquet")):  # a split without questions has no file
-        for row in read_shards(run / "pairs", split, schema, columns=columns):
-            if question_id in (None, row["question_id"]):
-                yield row | {"split": split}
+        for row in read_shards(run / "pairs", split, schema, columns=columns, question_id=question_id):
+            yield row | {"split": split}
 
 
 def _of_other_trees(question_id: str) -> DataError:
@@ -175,7 +167,7 @@ def stats(run: Path) -> dict[str, Any]:
     """
     _, summary = read_run(run)
     counts = RunCounts()
-    for tree in read_trees(run):
+    for tree in read_trees(run, columns=_COUNTED):
         counts.add(tree)
     return counts.metrics(summary)
 

@@ -21,11 +21,13 @@ import itertools
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from reasonrag import __version__
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.settings import (
@@ -37,9 +39,11 @@ from reasonrag.core.settings import (
     identity,
     is_setting,
     known_settings,
+    named_path,
     read_yaml,
     refuse_links,
 )
+from reasonrag.core.text import map_texts
 from reasonrag.core.types import WHOLE, Shard
 from reasonrag.storage.files import (
     RUNS,
@@ -60,6 +64,8 @@ _LOCK = ".lock"
 _CHECKSUM = "# checksum of all below: "
 _JOURNAL = "journal.sqlite"
 _LEAST_BYTES = 512  # of a SQLite file; it reads a shorter one as an empty one
+_RECEIPT = ".finished"
+_NO_RESULT = re.compile(r"^(checkpoints|report)/|(^|/)\.[^/]")  # what may come and go in a finished folder
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
 
@@ -209,6 +215,54 @@ def damage(folder: Path, files: Mapping[str, Sequence[Any]], *, fully: bool = Tr
         if problem := difference(folder / name, size, digest if fully else ""):
             return f"{name} {problem}"
     return ""
+
+
+def finished(out: Path | None, *command: Any) -> Path | None:
+    """Return the folder that a command has finished, if it would find everything as it left it; else None.
+
+    So a command that is repeated loads no model and reads no table. Sizes and times of files are compared,
+    not their contents: where one differs, the command does its work, which mends or refuses the folder.
+
+    Args:
+        out: the folder; None looks through runs/.
+        command: its name and settings. Each file and folder that they name is compared too.
+    """
+    inputs = _inputs(command)
+    for receipt in [out / _RECEIPT] if out else sorted(RUNS.glob(f"*/{_RECEIPT}")):
+        if read_json(receipt) == {"inputs": inputs, "files": short_hash(_files(receipt.parent))}:
+            return receipt.parent
+    return None
+
+
+def mark_finished(out: Path, *command: Any) -> None:
+    """Let `finished` know this command; arguments as there."""
+    write_json(out / _RECEIPT, {"inputs": _inputs(command), "files": short_hash(_files(out))})
+
+
+def _inputs(command: Sequence[Any]) -> str:
+    """Return a checksum over a command and the files that it names; another one each time if it names code."""
+    cache = {"retrieval": {"cache"}}
+    tree = [part.model_dump(mode="json", exclude=cache) if isinstance(part, Section) else part for part in command]
+    texts: list[str] = []
+    map_texts(tree, texts.append)
+    # A list of data sets, or the address of a model.
+    named = {part.strip() for text in texts for part in (text, text.partition(":")[2], *text.split(","))} - {""}
+    inputs: list[Any] = [time.time_ns() for text in texts if text.startswith("python:")]
+    for name in sorted(named):
+        with contextlib.suppress(ConfigError, OSError):  # no path, or one that may not be read
+            path = named_path(name)
+            base = (read_json(path / "adapter_config.json") or {}).get("base_model_name_or_path", path)
+            inputs += [name, _files(path), _files(Path(base))]
+    return short_hash([__version__, tree, inputs])
+
+
+def _files(path: Path) -> list[tuple[str, int, int]]:
+    """Return path, size and time of a file, or of the files in a folder, three levels deep; without hidden ones."""
+    files = [file for pattern in ("*", "*/*", "*/*/*") for file in path.glob(pattern) if file.is_file()]
+    files = [file for file in files or [path] if not _NO_RESULT.search(file.relative_to(path).as_posix())]
+    # SQLite writes when it opens a file.
+    stated = [(file, file.stat()) for file in files if file.is_file()]
+    return sorted((str(file), at.st_size, (file.name != _JOURNAL) * at.st_mtime_ns) for file, at in stated)
 
 
 def write_config(folder: Path, settings: Section) -> None:

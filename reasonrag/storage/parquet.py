@@ -237,8 +237,10 @@ class ShardWriter:
         self._writer, self._left = None, self._shard_rows
 
 
-def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """Yield the rows of all shards in order, reading one batch at a time; `columns` None reads all columns.
+def read_shards(
+    folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence[str] | None = None, question_id: str | None = None
+) -> Iterator[Row]:
+    """Yield the rows of all shards in order, reading one batch at a time; None reads all columns, or all questions.
 
     Raises:
         RunError: shards are missing.
@@ -246,7 +248,7 @@ def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence
             schema. Rows before the damage have been yielded.
     """
     for path in shard_paths(folder, stem):
-        for batch in read_batches(path, schema, columns=columns):
+        for batch in read_batches(path, schema, columns=columns, question_id=question_id):
             yield from batch.to_pylist()
 
 
@@ -269,26 +271,34 @@ def shard_paths(folder: Path, stem: str) -> list[Path]:
 
 
 def read_batches(
-    path: Path, schema: pa.Schema | None, *, columns: Sequence[str] | None = None
+    path: Path, schema: pa.Schema | None, *, columns: Sequence[str] | None = None, question_id: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file, `_BATCH_ROWS` at a time, with their page checksums verified, if it has any.
 
     Without a schema any is read. A column may be a field of a nested one, such as "passages.list.element.id".
+    With a question, only row groups that hold it are read, of the others the column with the ids alone.
 
     Raises:
         DataError: the file is unreadable, damaged, or has another
             schema. Rows before the damage have been yielded.
     """
+    import pyarrow.compute as pc
+
     with _opened(path) as file:
         # Nested names and types too: the footer, which holds them, has no checksum.
         if schema is not None and not file.schema_arrow.equals(schema):
             raise DataError(
                 f"{path.name} has columns {file.schema_arrow.names}, not those of this version of reasonrag"
             )
-        left = file.metadata.num_rows
-        for batch in file.iter_batches(_BATCH_ROWS, columns=None if columns is None else list(columns)):
+        left, groups = file.metadata.num_rows, list(range(file.num_row_groups))
+        if question_id is not None:
+            of_question = pc.field("question_id") == question_id
+            groups = [n for n in groups if file.read_row_group(n, columns=["question_id"]).filter(of_question).num_rows]
+            left = sum(file.metadata.row_group(n).num_rows for n in groups)
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns and list(columns)):
             batch.validate(full=True)  # else invalid UTF-8 fails later, at any reader
             left -= batch.num_rows
+            batch = batch if question_id is None else batch.filter(of_question)
             # A reader gives the columns in the order of the file.
             yield batch if columns is None else batch.select([name.partition(".")[0] for name in columns])
         if left:  # a damaged footer may hide row groups

@@ -15,13 +15,7 @@ from typing import Any
 from reasonrag.core.config import ModelConfig, copy_card
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress
-from reasonrag.llm.chat_template import (
-    ChatTemplate,
-    check_chat_template,
-    check_folder,
-    loading,
-    template_identity,
-)
+from reasonrag.llm.chat_template import ChatTemplate, check_chat_template, check_folder, loading, template_identity
 from reasonrag.llm.model_folder import adapter_base, model_identity, public_name, require_memory
 from reasonrag.training.settings import LoraSettings, TrainSettings
 
@@ -174,11 +168,7 @@ def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
     from peft import LoraConfig
 
     return LoraConfig(
-        r=settings.r,
-        lora_alpha=settings.alpha,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-        revision=revision,
+        r=settings.r, lora_alpha=settings.alpha, target_modules="all-linear", task_type="CAUSAL_LM", revision=revision
     )
 
 

@@ -42,14 +42,7 @@ from reasonrag.core.text import map_texts
 from reasonrag.core.types import as_finite
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import choose_threads, model_commit, model_files
-from reasonrag.storage.files import (
-    RUNS,
-    read_json,
-    require_json,
-    save_charts,
-    short_hash,
-    write_json,
-)
+from reasonrag.storage.files import RUNS, read_json, require_json, save_charts, short_hash, write_json
 from reasonrag.storage.folder import (
     Folder,
     checksums,
@@ -513,7 +506,7 @@ class TrainingRun(Generic[S]):
             trainer.add_callback(PrintProgress(self.log))
         self._stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(choose_threads(trainer.model))
-        stop = self._stack.enter_context(StopOnSignal(self.log))
+        stop = self._stack.enter_context(StopOnSignal(self.log, getattr(trainer, "batch_steps", 1)))
         trainer.add_callback(stop)
         checkpoint = self._plan.checkpoint
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

@@ -84,12 +84,9 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write none: training.json describes how the model was made."""
 
-    def _send_telemetry(self) -> None:
-        """Send nothing: TRL would report to its authors that a trainer is used."""
-
     def get_train_dataloader(self) -> Any:
         """Return the batches of this process; a data set with a column `length` has rows of like length together."""
-        loader, size = super().get_train_dataloader(), self._train_batch_size
+        loader, size = super().get_train_dataloader(), self.args.train_batch_size
         rows_a_step = loader.total_batch_size * self.args.gradient_accumulation_steps
         if LENGTH in (self.train_dataset.column_names or ()) and 1 < size < rows_a_step:
             lengths = list(self.train_dataset[LENGTH])
@@ -143,11 +140,13 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
                 "Try a lower learning_rate, a lower max_grad_norm, or float32"
             )
 
-    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the metrics of held-out rows: of all of them, or between two steps of some."""
         whole: Any = self.eval_dataset
-        self.eval_dataset: Any = whole.select(range(0, len(whole), -(-len(whole) // WATCHED_ROWS)))
+        if self.is_in_train:
+            self.eval_dataset: Any = whole.select(range(0, len(whole), -(-len(whole) // WATCHED_ROWS)))
         try:
-            return super()._evaluate(*args, **kwargs)
+            return super().evaluate(*args, **kwargs)
         finally:
             self.eval_dataset = whole
 
@@ -211,10 +210,12 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     In its `with` block, the first Ctrl-C or SIGTERM asks for a stop; the
     second one acts as it did before. `number` is that of the signal, 0
     without one. Outside the main thread Python cannot handle signals.
+    A run resumes with a whole batch of `steps_a_batch` steps, so it stops after one.
     """
 
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(self, log: Callable[[str], None], steps_a_batch: int = 1) -> None:
         self.log = log
+        self.steps_a_batch = steps_a_batch
         self.number = 0
         self._handlers: dict[int, Any] = {}
 
@@ -237,7 +238,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         number = self.number
         if args.world_size > 1:  # all have to stop after the same step, or they would deadlock
             number = reduce(torch.tensor(float(number), device=args.device), reduction="sum").item()
-        if number:
+        if number and state.global_step % self.steps_a_batch == 0:
             control.should_training_stop = control.should_save = True
         if state.global_step >= state.max_steps and args.eval_strategy != "no":
             control.should_evaluate = True  # the last step may be the best

@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 
 import click
 import pytest
 
 from reasonrag.commands.train import dpo_train, rl_train, run_training
 from reasonrag.core.errors import Interrupted
+from reasonrag.storage.files import write_json
+
+
+def _stopped(number, out, log):
+    raise Interrupted("stopped after step 4 of 6", number=number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_training_that_a_signal_stopped_ends_with_its_code_and_says_how_to_go_on(number, capsys, monkeypatch):
-    def train(config, out, log):
-        raise Interrupted("stopped after step 4 of 6", number=number)
-
     monkeypatch.setattr("sys.argv", ["reasonrag", "rl", "train", "--out", "policies/rl"])
     with pytest.raises(SystemExit) as ended:
-        run_training(train, None, None)
+        run_training(f"{__name__}:_stopped", number, None)
     assert ended.value.code == 128 + number
     said = capsys.readouterr().err
     assert "stopped after step 4 of 6. Resume with:" in said and "reasonrag rl train --out policies/rl" in said
+
+
+def _trained(config, out, log):
+    log("trained")
+    write_json(out / "training.json", {})
+    return SimpleNamespace(summary={"steps": 1}, out=out)
+
+
+def test_a_training_that_is_finished_is_not_imported_again(tmp_path, capsys):
+    for _ in range(2):
+        run_training(f"{__name__}:_trained", "settings", tmp_path)
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == ["trained", "this training run is already finished"]
+    assert printed.out == 2 * f"policy: {tmp_path}\n"
+    (tmp_path / "training.json").unlink()
+    run_training(f"{__name__}:_trained", "settings", tmp_path)
+    assert capsys.readouterr().err == "trained\n"
 
 
 @pytest.mark.parametrize("spell", [str, lambda name: name.replace("_", "-")], ids=["underscores", "hyphens"])

@@ -43,6 +43,17 @@ def test_nothing_heavy_is_imported(code: str) -> None:
     assert "reasonrag" in printed.split() and not set(printed.split()) & set(HEAVY)
 
 
+def test_a_finished_run_that_is_built_again_prints_its_summary_and_loads_nothing(world, tmp_path) -> None:
+    args = ["build-tree", *map(str, world.flags), "--policy", "demo", "--iterations", "2", "--limit", "2"]
+    args += ["--out", str(tmp_path / "run"), "--set", "run.max_unreadable=1"]
+    first = product.run(*args)
+    code = (
+        f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); from reasonrag.cli import cli; cli({args})"
+    )
+    summary, modules = python("-c", code).rstrip().rsplit("\n", 1)
+    assert first.returncode == 0 and summary == first.stdout.rstrip() and not set(modules.split()) & {*HEAVY, "numpy"}
+
+
 def test_help_of_every_command_shows_an_example_and_imports_no_settings_models() -> None:
     names = [" ".join(path) for path, command in commands(cli, ()) if path and not isinstance(command, click.Group)]
     helps, modules = json.loads(python("-c", HELP_OF_ALL, json.dumps(names)))

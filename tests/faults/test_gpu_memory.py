@@ -91,9 +91,9 @@ def test_an_engine_goes_on_with_what_is_left(roomy_model: Path, figure: Figure) 
         refused = said(answers(llm, PROMPTS[:4]))
     later = said(answers(llm, PROMPTS[:4]))
     answered = [each for each in later if not isinstance(each, str)]
-    figure(f"20 MB left: {refused.count('out_of_memory')} of 4 fail so; {len(answered)} of 4 answered later")
+    figure(f"20 MB left: {refused.count('engine')} of 4 fail so; {len(answered)} of 4 answered later")
     asyncio.run(llm.aclose())
-    assert refused == ["out_of_memory"] * 4
+    assert refused == ["engine"] * 4
     assert len(answered) == 4
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from reasonrag.core.errors import ConfigError, LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt
@@ -210,6 +211,13 @@ def test_a_prompt_that_fills_the_context_is_an_error_for_its_caller_alone(tiny_l
     refused, answered = asyncio.run(run())
     assert isinstance(refused, LLMError) and refused.cause == "context_overflow"
     assert len(answered.token_ids) == 24
+
+
+@pytest.mark.parametrize(("device", "lines"), [("meta", 1), ("cpu", 0)])  # any device but the CPU is a GPU here
+def test_on_a_gpu_one_line_names_the_engine_for_it(tiny_model, device, lines):
+    with capture_logs() as said:
+        asyncio.run(loaded(tiny_model, device=device).aclose())
+    assert [f"--policy vllm:{tiny_model} or a vLLM server" in line["event"] for line in said] == [True] * lines
 
 
 def test_a_folder_without_a_model_is_one_clear_line(tmp_path):

@@ -26,10 +26,8 @@ def test_many_waiting_requests_are_run_in_full_batches(tiny_model):
     assert len(widths) <= 12
 
 
-@pytest.mark.parametrize(
-    ("error", "cause"), [(torch.OutOfMemoryError("no room"), "out_of_memory"), (ValueError("broken"), "engine")]
-)
-def test_errors_of_the_model_reach_every_caller_and_the_worker_lives_on(tiny_model, error, cause):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), ValueError("broken")])
+def test_errors_of_the_model_reach_every_caller_and_the_worker_lives_on(tiny_model, error):
     llm = loaded(tiny_model, batch_size=4, device="cpu")
 
     def fail(module, args):
@@ -41,7 +39,7 @@ def test_errors_of_the_model_reach_every_caller_and_the_worker_lives_on(tiny_mod
         return await asyncio.gather(*(llm.complete(PROMPT, SAMPLING) for _ in range(3)), return_exceptions=True)
 
     failures = asyncio.run(run())
-    assert [failure.cause for failure in failures] == [cause] * 3
+    assert [failure.cause for failure in failures] == ["engine"] * 3 and str(error) in str(failures[0])
     hook.remove()
     assert len(ask(llm).token_ids) == 24
     asyncio.run(llm.aclose())

@@ -122,3 +122,12 @@ def test_the_demo_world_validates_on_its_dev_split():
 def test_sharded_weights_make_no_rollouts_in_this_process(fsdp, deepspeed):
     with pytest.raises(ConfigError, match="--rollout-url"):
         _reject_sharded_weights(SimpleNamespace(fsdp=fsdp, deepspeed=deepspeed), "use --rollout-url")
+
+
+def test_rollouts_on_a_server_without_the_vllm_that_trl_sends_weights_with_are_refused_at_the_start(tmp_path):
+    settings = load_rl_settings(preset="demo-outcome", overrides={"rollout.url": "http://127.0.0.1:9/v1"})
+    with pytest.raises(
+        ConfigError, match=r"vLLM <=0\.31\.0,>=0\.22\.0 is needed, and none is installed; .*--rollout-url"
+    ):
+        train_online(settings, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

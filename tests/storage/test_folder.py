@@ -10,7 +10,7 @@ from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import RunError
 from reasonrag.core.settings import dump, identity
 from reasonrag.storage.files import write_json
-from reasonrag.storage.folder import Folder, read_run
+from reasonrag.storage.folder import Folder, finished, mark_finished, read_run
 
 
 def test_work_of_an_earlier_version_is_refused_by_its_settings(tmp_path):
@@ -34,3 +34,31 @@ def test_a_finished_run_is_read_without_settings_that_are_gone(tmp_path):
     (tmp_path / "config.yaml").write_text(text)
     write_json(tmp_path / "run.json", {"policy": "x"})
     assert read_run(tmp_path) == (config, json.loads((tmp_path / "run.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    "change", ["out/trees/nodes.parquet", "corpus.jsonl", "policy/model.safetensors", "base/a.json"]
+)
+def test_a_finished_command_is_known_until_a_file_that_it_read_or_wrote_is_touched(tmp_path, monkeypatch, change):
+    monkeypatch.chdir(tmp_path)
+    files = ("run.json", "trees/nodes.parquet", "journal.sqlite")
+    files = (*(f"out/{name}" for name in files), "corpus.jsonl", "base/a.json", "policy/model.bin")
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write_json(tmp_path / name, {})
+    write_json(tmp_path / "policy/adapter_config.json", {"base_model_name_or_path": str(tmp_path / "base")})
+    config = load_config(overrides={"retrieval.corpus": "corpus.jsonl", "policy.spec": "hf:policy"})
+    mark_finished(out := tmp_path / "out", "build-tree", config)
+    (out / "report").mkdir()
+    write_json(out / "report/index.json", {})
+    (out / "journal.sqlite").touch()
+    assert finished(out, "build-tree", config) == out and not finished(out, "eval", config)
+    assert not finished(out, "build-tree", load_config(overrides={"retrieval.corpus": "corpus.jsonl"}))
+    (tmp_path / change).touch()
+    assert finished(out, "build-tree", config) is None
+
+
+def test_a_command_with_code_of_others_is_never_taken_as_finished(tmp_path):
+    config = load_config(overrides={"policy.spec": "python:mine:policy"})
+    mark_finished(tmp_path, config)
+    assert finished(tmp_path, config) is None

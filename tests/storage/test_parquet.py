@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reasonrag.core.errors import DataError, RunError
-from reasonrag.storage.parquet import ShardWriter, pack, read_parquet, read_shards, write_parquet
+from reasonrag.storage.parquet import ShardWriter, pack, read_batches, read_parquet, read_shards, write_parquet
 from reasonrag.storage.tables import pair_schema, tree_schema
 
 ROW = {"question_id": "1", "dataset": "d", "margin": 0.5, "prompt": [{"role": "user", "content": "x" * 50}]}
@@ -83,3 +83,21 @@ def test_another_schema_is_refused(tmp_path):
     write_parquet(tmp_path / "a.parquet", pair_rows(1), pair_schema())
     with pytest.raises(DataError, match="columns"):
         read_parquet(tmp_path / "a.parquet", tree_schema())
+
+
+def test_of_a_question_only_the_row_groups_that_hold_it_are_read(tmp_path):
+    rows = {"question_id": [f"q{n // 3}" for n in range(12)], "text": [f"text {n}" for n in range(12)]}
+    path = tmp_path / "nodes.parquet"
+    pq.write_table(pa.table(rows), path, row_group_size=4, write_page_checksum=True, compression="none")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"text 1", b"test 1", 1))  # in the first of three row groups
+
+    def texts(question_id):
+        batches = read_batches(path, None, columns=["text", "question_id"], question_id=question_id)
+        return [row["text"] for batch in batches for row in batch.to_pylist()]
+
+    assert texts("q3") == ["text 9", "text 10", "text 11"] and texts("q2") == ["text 6", "text 7", "text 8"]
+    assert texts("q9") == []
+    for damaged in ("q1", None):
+        with pytest.raises(DataError, match="damaged"):
+            texts(damaged)
