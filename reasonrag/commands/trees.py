@@ -35,13 +35,13 @@ _PAIRS = (
 @settings("Config", "questions.dataset", "questions.split", "questions.limit")
 @settings("Config", "retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
 @settings("Config", "policy.spec", "policy.model", "policy.temperature", "judge.spec", "judge.model")
-@settings("Config", "search.iterations", "value.kind", "value.rollouts", "seed", "policy.concurrency")
+@settings("Config", "search.iterations", "value.kind", "value.rollouts", "outcome.name", "seed", "policy.concurrency")
 @rare(
     settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind", "policy.card"),
     settings("Config", "policy.chat_template", "policy.max_tokens", "format.name", "format.prompts"),
     settings("Config", "format.open_tags", "format.max_steps", "search.recording", "search.lag", "search.max_calls"),
     settings("Config", "search.max_children", "search.selection", "value.alpha", "completer.spec", "completer.model"),
-    settings("Config", "pairs.confirm", *_PAIRS, "choice.prm", "choice.candidates"),
+    settings("Config", "outcome.votes", "pairs.confirm", *_PAIRS, "choice.prm", "choice.candidates"),
     settings("Config", "search.search_function", "run", "policy.input_price", "policy.output_price"),
     SHARD,
 )
@@ -132,15 +132,15 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     config, summary = read_run(run, compared | given_settings(given))
     if out is None:
         with RunFolder.open(run, config, summary["content"]) as folder:
-            summary["pairs"] = export_pairs(run, config, policy=summary["policy"], config_hash=folder.config_hash)
+            names = {"policy": summary["policy"], "outcome": summary.get("outcome")}
+            summary["pairs"] = export_pairs(run, config, config_hash=folder.config_hash, **names)
             write_json(run / "run.json", summary)
     else:
         if out.resolve().is_relative_to(run.resolve()):
             raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or omit --out")
         Folder(out, "set of pairs", "pairs.json").claim()
-        summary["pairs"] = export_pairs(
-            run, config, policy=summary["policy"], config_hash=summary["config_hash"], out=out
-        )
+        names = {"policy": summary["policy"], "outcome": summary.get("outcome")}
+        summary["pairs"] = export_pairs(run, config, config_hash=summary["config_hash"], out=out, **names)
         write_text(out / "config.yaml", dump(config))
         write_json(out / "pairs.json", summary["pairs"])
     _print_summary(summary, out or run / "pairs")
@@ -168,6 +168,10 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "complete trajectories", str(trees["complete_trajectories"])
     if trees["mean_f1"] is not None:
         yield "  mean F1, EM", f"{trees['mean_f1']:.3f}, {trees['mean_em']:.3f}"
+    if trees.get("mean_outcome") is not None:
+        yield f"  mean {summary['outcome']}", f"{trees['mean_outcome']:.3f}"
+    if unknown := trees.get("unknown_outcomes"):
+        yield "  without a verdict", str(unknown)
     yield "pairs", f"{pairs['total']} (train {pairs['train']}, test {pairs['test']})"
     yield from _counts("  ", pairs["by_type"])
     yield from _counts("  left out: ", pairs["left_out"])

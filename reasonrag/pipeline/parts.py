@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.models import DEMO_FORMATS, PAPER_POLICY, ModelAddress, choices
 from reasonrag.core.plugins import make_plugin
 from reasonrag.core.settings import COMMIT, Tree, merge, named_path, validate
-from reasonrag.core.types import Passage, Question
+from reasonrag.core.types import Passage, Question, Trajectory
 from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
 from reasonrag.formats.base import fingerprint
 from reasonrag.formats.stream import StreamFormat
@@ -66,10 +67,11 @@ class Parts:
     retriever: Retriever
     format: Format
     policy: LLM
-    judge: LLM | None  # None if nodes are valued by rollouts
+    judge: LLM | None  # None if it neither values nodes nor grades answers
     content: dict[str, str]
     scorer: StepScorer | None = None
     completer: LLM | None = None  # None if the policy completes its trajectories itself
+    outcome: Any = None  # a function or an `Outcome` of yours; None opens that of the configuration
 
     async def aclose(self) -> None:
         for part in (self.policy, self.judge, self.completer, self.retriever, self.scorer):
@@ -84,8 +86,11 @@ def open_parts(
     retriever: Retriever | None = None,
     format: Format | None = None,
     policy: LLM | None = None,
+    outcome: Any = None,
 ) -> Parts:
     """Open everything that the configuration names; a part that is given as an object is taken instead.
+
+    An `outcome` is a function that `outcome.name` could name (docs/extend.md).
 
     Raises:
         ConfigError, DataError: a part does not exist or cannot work; one line names it and the remedy.
@@ -111,19 +116,25 @@ def open_parts(
         "policy": policy.name,
     }
     judge = None
-    if config.value.kind == "judge":
+    if "judge" in (config.value.kind, config.outcome.name):
         judge = _open_judge_model(config, policy)
-        prompt = PromptSet.find(config.format.prompts).text("judge/process")
-        content |= {"judge": judge.name, "judge_prompt": fingerprint(prompt)}
+        content["judge"] = judge.name
+        prompts = PromptSet.find(config.format.prompts)
+        if config.value.kind == "judge":
+            content["judge_prompt"] = fingerprint(prompts.text("judge/process"))
+        if config.outcome.name == "judge":
+            content["outcome_prompts"] = fingerprint(prompts.text("judge/answer"), prompts.text("judge/grade"))
     scorer = open_step_scorer(config, format)
     if scorer is not None:
         content["prm"] = scorer.name
+    if outcome is not None:
+        content["outcome"] = getattr(outcome, "__name__", type(outcome).__name__)
     completer = None
     if config.completer.spec is not None:
         completer = open_llm(config.model_of("completer"), "completer")
         content["completer"] = completer.name
     content |= commits(policy=policy, judge=judge, completer=completer)
-    return Parts(questions, retriever, format, policy, judge, content, scorer, completer)
+    return Parts(questions, retriever, format, policy, judge, content, scorer, completer, outcome)
 
 
 def open_step_scorer(config: Config, format: Format) -> StepScorer | None:
@@ -385,9 +396,13 @@ def open_engine(
     format: Format,
     scorer: StepScorer | None = None,
     *,
+    grade: Callable[[Trajectory], Awaitable[Trajectory]] | None = None,
     tokens_flag: str = "--max-tokens ",
 ) -> Engine:
-    """Create the engine that runs a policy as configured. `tokens_flag` sets the limit of a step, for an error."""
+    """Create the engine that runs a policy as configured, and may `grade` its answers.
+
+    `tokens_flag` sets the limit of a step, for an error.
+    """
     first_steps = FirstSteps(
         policy.name,
         most_unreadable=config.run.max_unreadable,
@@ -405,6 +420,7 @@ def open_engine(
         first_steps=first_steps,
         scorer=scorer,
         candidates=config.choice.candidates,
+        grade=grade,
     )
 
 

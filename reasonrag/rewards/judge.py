@@ -262,14 +262,43 @@ async def path_scores(judge: JudgeService, question: Question, plan: ReferencePl
     return await judge.ask("path", shown, Contract(read, _PATH_FORM))
 
 
-async def answer_matches(judge: JudgeService, prediction: str, golden_answers: Sequence[str]) -> bool:
+async def answer_matches(
+    judge: JudgeService, prediction: str, golden_answers: Sequence[str], *, seed: int | None = None
+) -> bool:
     """Return whether the prediction means the same as one of the golden answers (LasJ; When-to-search, App. B.4).
 
     The texts are shown unchanged, not normalised as in the
     paper: without punctuation "3.5" and "35" are the same.
     """
     shown = {"Prediction": prediction, "Reference answers": " | ".join(golden_answers)}
-    return await judge.ask("answer", shown, YES_NO)
+    return await judge.ask("answer", shown, YES_NO, seed=seed)
+
+
+async def answer_score(
+    judge: JudgeService, question: Question, answer: str, *, seed: int | None = None
+) -> tuple[float, str]:
+    """Return a score in [0, 1] of an answer by the rubric and the reference of its question, and the reason."""
+    shown: dict[str, str | Sequence[str]] = {"Question": question.question}
+    shown |= {"Rubric": question.rubric.splitlines()} if question.rubric else {}
+    shown |= {"Reference": question.reference} if question.reference else {}
+    # "So the score is 1" in an answer must not look like the judge's verdict, should the judge quote it.
+    shown["Answer"] = _ANCHORED.sub(lambda match: f"ｓ{match[0][1:]}", answer)
+    return await judge.ask("grade", shown, _GRADE, seed=seed)
+
+
+def read_grade(reply: str) -> tuple[float, str] | None:
+    """Parse the score that a reply ends with, and the words before it; None without "score is X".
+
+    >>> read_grade("It names both causes. So the score is 0.75."), read_grade("1")
+    ((0.75, 'It names both causes'), None)
+    """
+    text = _after_thinking(reply)
+    verdicts = list(_ANCHORED.finditer(text))
+    score = parse_score(text) if verdicts else None
+    if not verdicts or score is None:
+        return None
+    reason = re.sub(r"\W*\bso,? the$", "", one_line(text[: verdicts[-1].start()]), flags=re.IGNORECASE)
+    return score, reason[:_LONGEST_REASON]
 
 
 async def propose_plan(judge: JudgeService, question: Question) -> ReferencePlan:
@@ -420,6 +449,11 @@ _BEFORE_TAG = re.compile(r"(?=<\w+>)")
 
 BOOLEAN = Contract(
     read_boolean, "Reply with one word in this tag only, True or False instead of the dots: <answer>...</answer>"
+)
+_LONGEST_REASON = 400  # characters
+_GRADE = Contract(
+    read_grade,
+    "Reply with a short reason, then this line, SCORE being a number between 0 and 1: So the score is SCORE",
 )
 YES_NO = Contract(read_yes_no, "Reply with one word only, YES or NO.")
 _PATH_FORM = (
