@@ -42,6 +42,11 @@ def _each(metric: Callable[..., float], predictions: list[str | None], golden_an
     return list(map(metric, predictions, golden_answers))
 
 
+def _f1(counts: tuple[int, int, int]) -> float:
+    found, missing, wrong = counts
+    return 2 * found / (2 * found + missing + wrong) if found else 0.0
+
+
 def list_f1(
     predictions: Sequence[str | None], golden_answers: Sequence[Sequence[str]], items: Sequence[Any]
 ) -> list[tuple[float, str]]:
@@ -52,12 +57,9 @@ def list_f1(
     """
     grades = []
     for prediction, golden, ways in zip(predictions, golden_answers, items, strict=True):
-        best = (0.0, "no golden items")
-        for each in [ways] if ways else [[[item] for item in items_of(answer)] for answer in golden]:
-            found, missing, wrong = item_counts(prediction, each)
-            value = 2 * found / (2 * found + missing + wrong) if found else 0.0
-            best = max(best, (value, f"{found} of {found + missing} items, {wrong} wrong ones"))
-        grades.append(best)
+        lists = [ways] if ways else [[[item] for item in items_of(answer)] for answer in golden]
+        found, missing, wrong = max((item_counts(prediction, each) for each in lists), key=_f1, default=(0, 0, 0))
+        grades.append((_f1((found, missing, wrong)), f"{found} of {found + missing} items, {wrong} wrong ones"))
     return grades
 
 
