@@ -32,7 +32,6 @@ from reasonrag.core.settings import Section, Tree, execution, identity, setting
 from reasonrag.core.table import Table
 from reasonrag.core.text import common_text
 from reasonrag.core.types import Question
-from reasonrag.evaluation.metrics import Judging
 from reasonrag.evaluation.run import Evaluation, release_memory
 from reasonrag.evaluation.tables import interval_text
 from reasonrag.pipeline.build import build_trees, most_calls
@@ -56,9 +55,7 @@ class RoundsSettings(Section):
 
     rounds: int = execution(3, "maximum rounds of trees, training and evaluation", "--rounds", ge=1)
     metric: Literal["f1", "em", "outcome"] = setting(
-        "f1",
-        "metric on the dev questions that has to rise; if --outcome names another one, that is the default",
-        "--metric",
+        "f1", "metric on the dev questions that has to rise (default: that of --outcome)", "--metric"
     )
     patience: int = execution(1, "rounds without a better dev metric after which to stop", "--patience", ge=1)
     hold_to: Literal["last", "first"] = setting(
@@ -111,10 +108,9 @@ class Improvement:
             ConfigError, DataError: questions that cannot be read, a policy that cannot be trained or served, or a
                 budget that does not pay for one evaluation.
         """
-        graded = config.outcome.name != "f1"
-        if graded and "metric" not in rounds.model_fields_set:
+        if (graded := config.outcome.name != "f1") and "metric" not in rounds.model_fields_set:
             rounds = rounds.model_copy(update={"metric": "outcome"})
-        self.metrics = {name: label for name, label in _METRICS.items() if graded or name != "outcome"}
+        self.metrics = {name: label for name, label in _METRICS.items() if name != "outcome" or graded}
         self.config, self.train, self.rounds, self.out, self.log = config, train, rounds, out, log
         self.settings = ImproveSettings(**dict(config), train=train, rounds=rounds)
         is_server = config.policy.address.is_server
@@ -228,9 +224,7 @@ class Improvement:
 
     def _evaluate(self, out: Path, config: Config, show: Any) -> Stage:
         config = config.model_copy(update={"questions": self._held_out})
-        judging = Judging(config.judge, ("outcome",)) if config.outcome.verdicts else None
-        evaluation = Evaluation({"policy": config}, out, temperatures=(0.0,), questions=self.dev, judging=judging)
-        metrics = evaluation.run(show)
+        metrics = Evaluation({"policy": config}, out, temperatures=(0.0,), questions=self.dev).run(show)
         self._check(out, metrics["questions"]["scored"], len(self.dev))
         return {name: metrics[name] for name in self.metrics} | {"calls": _count(metrics["calls"]["policy"])}
 
@@ -270,9 +264,8 @@ class Improvement:
                 panels.append(Panel(f"{label} by {axis}", axis, label, (line,)))
         save_charts(self.out / "improve", panels)
         columns = ("round", "questions", "pairs", "calls")
-        cells = [
-            [*(row[name] for name in columns), *(interval_text(row[name]) for name in self.metrics)] for row in rows
-        ]
+        measured = [list(map(interval_text, map(row.get, self.metrics))) for row in rows]
+        cells = [[*map(row.get, columns), *texts] for row, texts in zip(rows, measured, strict=True)]
         table = Table("", [*columns, *self.metrics.values()], cells).markdown()
         verdict = f"Greedy, on {len(self.dev)} dev questions. The best policy is {best['policy']}. Stopped: {stopped}."
         page = ["# Rounds", "", verdict, "", *table, "", "![rounds](improve.svg)", ""]

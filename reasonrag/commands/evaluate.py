@@ -85,7 +85,7 @@ def _by_name(key: str) -> Callable[[F], F]:
         "--judged",
         type=_NAMES,
         metavar="NAMES",
-        help="Metrics for the judge: some of lasj,osr,usr (default: all; with --outcome judge none of them).",
+        help="Metrics for the judge: lasj,osr,usr (default: all, or the outcome).",
     ),
     settings("Config", "outcome.votes"),
     _swept("--max-turns", "max_steps", int, "format.max_steps", "3,5,7"),
@@ -241,9 +241,7 @@ def judging(
     config = next(iter(configs.values()))
     if spec is None:
         if model or judged or config.outcome.verdicts:
-            raise ConfigError(
-                "--judge-model, --judged and --outcome judge need a judge, and none is named; add --judge"
-            )
+            raise ConfigError("--judge-model, --judged and --outcome judge are about a judge; name one with --judge")
         return None
     settings = config.judge.model_dump(exclude_unset=True) | {"spec": spec}
     if model:

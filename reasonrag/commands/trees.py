@@ -132,15 +132,15 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     config, summary = read_run(run, compared | given_settings(given))
     if out is None:
         with RunFolder.open(run, config, summary["content"]) as folder:
-            names = {"policy": summary["policy"], "outcome": summary.get("outcome")}
-            summary["pairs"] = export_pairs(run, config, config_hash=folder.config_hash, **names)
+            summary["pairs"] = export_pairs(run, config, policy=summary["policy"], config_hash=folder.config_hash)
             write_json(run / "run.json", summary)
     else:
         if out.resolve().is_relative_to(run.resolve()):
             raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or omit --out")
         Folder(out, "set of pairs", "pairs.json").claim()
-        names = {"policy": summary["policy"], "outcome": summary.get("outcome")}
-        summary["pairs"] = export_pairs(run, config, config_hash=summary["config_hash"], out=out, **names)
+        summary["pairs"] = export_pairs(
+            run, config, policy=summary["policy"], config_hash=summary["config_hash"], out=out
+        )
         write_text(out / "config.yaml", dump(config))
         write_json(out / "pairs.json", summary["pairs"])
     _print_summary(summary, out or run / "pairs")
@@ -169,9 +169,8 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if trees["mean_f1"] is not None:
         yield "  mean F1, EM", f"{trees['mean_f1']:.3f}, {trees['mean_em']:.3f}"
     if trees.get("mean_outcome") is not None:
-        yield f"  mean {summary['outcome']}", f"{trees['mean_outcome']:.3f}"
-    if unknown := trees.get("unknown_outcomes"):
-        yield "  without a verdict", str(unknown)
+        unknown = f"{trees['unknown_outcomes']} without a verdict"
+        yield f"  mean {summary['outcome']}", f"{trees['mean_outcome']:.3f}, {unknown}"
     yield "pairs", f"{pairs['total']} (train {pairs['train']}, test {pairs['test']})"
     yield from _counts("  ", pairs["by_type"])
     yield from _counts("  left out: ", pairs["left_out"])

@@ -252,19 +252,17 @@ class ValueConfig(Section):
     )
 
 
-OUTCOME = (
-    "what an answer is worth, in [0, 1]: f1, em, cover (it contains a golden answer), list (F1 over its items), "
-    "judge (by the rubric, the reference or the golden answers), or python:PACKAGE.MODULE:NAME"
-)
-
-
 class OutcomeConfig(Section):
     """What an answer is worth. Trees, pairs, evaluation, process labels and rewards share it; SPRE discounts it."""
 
-    name: str = setting("f1", OUTCOME, "--outcome")
-    votes: int = setting(
-        1, "verdicts of the outcome judge on an answer, of which the mean counts", "--judge-votes", ge=1, le=100
+    name: str = setting(
+        "f1",
+        "what an answer is worth, in [0, 1]: f1, em, cover (it contains a golden answer), list (F1 over its items), "
+        "judge (by the rubric, the reference or the golden answers), or python:PACKAGE.MODULE:NAME (default of rl "
+        "train: the metric of the reward)",
+        "--outcome",
     )
+    votes: int = setting(1, "verdicts of a judge on an answer, whose mean counts", "--judge-votes", ge=1, le=100)
 
     @property
     def verdicts(self) -> int:

@@ -90,18 +90,17 @@ def items_of(text: str) -> list[str]:
     return list(dict.fromkeys(filter(None, map(normalize_answer, parts))))
 
 
-def item_counts(prediction: str | None, golden_items: Sequence[Sequence[str]]) -> tuple[int, int, int]:
-    """Return how many golden items a list in words names, how many it lacks, and how many of its items are wrong.
+def item_f1(prediction: str | None, golden_items: Sequence[Sequence[str]]) -> tuple[float, str]:
+    """Return the F1 in [0, 1] of the items of a list in words, and how many are right, in words.
 
     A golden item is all ways to write it. Items are compared after normalising.
 
-    >>> item_counts("Jaws, Hook and Alien", [["Jaws"], ["Hook", "Hook (1991 film)"], ["Duel"]])
-    (2, 1, 1)
+    >>> item_f1("Jaws, Hook and Alien", [["Jaws"], ["Hook", "Hook (1991 film)"], ["Duel"]])[1]
+    '2 of 3 items, 1 wrong'
     """
-    named = items_of(prediction or "")
-    golden = [set(map(normalize_answer, ways)) for ways in golden_items]
+    named, golden = items_of(prediction or ""), [set(map(normalize_answer, ways)) for ways in golden_items]
     found = sum(not ways.isdisjoint(named) for ways in golden)
-    return found, len(golden) - found, sum(item not in set().union(*golden) for item in named)
+    return 2 * found / max(1, len(named) + len(golden)), f"{found} of {len(golden)} items, {len(named) - found} wrong"
 
 
 def _best(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Passage, Question
@@ -242,13 +242,9 @@ def famous_facts() -> list[tuple[str, Relation]]:
 
 def demo_questions(split: DemoSplit, *, seed: int = 0, limit: int | None = None) -> list[Question]:
     """Return the first `limit` questions of a split (600 train, 300 dev, 1200 test) of the world with that seed."""
-    world = make_world(seed)
-    if split == "train-famous":
-        return with_famous(world.questions("train"), share=1 / 3)[:limit]
-    for whole in SPLITS:
-        if split == f"{whole}-list":
-            return world.questions(whole, ("list",))[:limit]
-    return world.questions(split)[:limit]  # type: ignore[arg-type]
+    name, _, part = split.partition("-")
+    questions = make_world(seed).questions(cast(Split, name), ("list",) if part == "list" else _ROUND)
+    return (with_famous(questions, share=1 / 3) if part == "famous" else questions)[:limit]
 
 
 def demo_corpus(seed: int = 0) -> list[Passage]:

@@ -27,7 +27,7 @@ from reasonrag.core.types import (
     Span,
     Step,
 )
-from reasonrag.dpo.pairs import in_test_split, open_turn, path_from_root, repeated_questions
+from reasonrag.dpo.pairs import in_test_split, open_turn, path_from_root, path_outcome, repeated_questions
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText
 from reasonrag.formats import Format, open_format
 from reasonrag.spre.decisions import content_of, step_end
@@ -75,13 +75,12 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         distinct: dict[tuple[object, ...], list[Row]] = {}
         for node in tree:
             steps = path_from_root(tree, node)
-            outcome = outcome_of(node)
-            is_good = outcome is not None and outcome >= settings.min_reward
+            is_good = outcome_of(node) is not None and path_outcome([node]) >= settings.min_reward
             if is_good and all(step["action"] in _ACTIONS for step in steps):
                 distinct.setdefault(tuple(map(content_of, steps)), steps)
         # The paper's preference for short paths comes last: the shortest of all guesses instead of searching.
         ranked = sorted(
-            distinct.values(), key=lambda steps: (-(outcome_of(steps[-1]) or 0), not _is_supported(steps), len(steps))
+            distinct.values(), key=lambda steps: (-path_outcome(steps), not _is_supported(steps), len(steps))
         )
         best = ranked[: settings.per_question]
         question_count += 1
@@ -104,7 +103,7 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         "trajectories": len(learned),
         "questions": learned_questions,
         "of_questions": question_count,
-        "mean_outcome": fmean(outcome_of(steps[-1]) or 0.0 for steps in learned),
+        "mean_outcome": fmean(map(path_outcome, learned)),
         "mean_steps": fmean(map(len, learned)),
     }
     fingerprint = (summary.get("content") or {}).get("prompts") or format.fingerprint

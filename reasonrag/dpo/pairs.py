@@ -163,7 +163,7 @@ def derive_trajectory_pairs(
         ranked = _ranked_trajectories(tree)
         parseable = [path for path in ranked if all(step["action"] != "malformed" for step in path)]
         for best, worst in zip(parseable, reversed(ranked), strict=False):
-            if _outcome(best) - _outcome(worst) < max(min_margin - _ROUNDING, _ROUNDING):
+            if path_outcome(best) - path_outcome(worst) < max(min_margin - _ROUNDING, _ROUNDING):
                 break  # margins only shrink from here, and stopping keeps every trajectory in at most one pair
             pair = _trajectory_pair(best, worst, read_ids=read_ids)
             if pair["rejected_steps"] and _new(seen, left_out, pair["chosen_steps"], pair["rejected_steps"]):
@@ -369,11 +369,12 @@ def _ranked_trajectories(tree: Sequence[Row]) -> list[list[Row]]:
             path = path_from_root(tree, node)
             distinct.setdefault(tuple(step["text"] for step in path), path)
     return sorted(
-        distinct.values(), key=lambda path: (-_outcome(path), _digest(path[-1]["question_id"], path[-1]["node_id"]))
+        distinct.values(), key=lambda path: (-path_outcome(path), _digest(path[-1]["question_id"], path[-1]["node_id"]))
     )
 
 
-def _outcome(path: Sequence[Row]) -> float:
+def path_outcome(path: Sequence[Row]) -> float:
+    """Return the outcome of the answer that ends a path; 0 without one."""
     return outcome_of(path[-1]) or 0.0
 
 
@@ -420,7 +421,7 @@ def _trajectory_pair(best: Sequence[Row], worst: Sequence[Row], *, read_ids: boo
         "question_id": best[-1]["question_id"],
         "dataset": best[-1]["dataset"],
         "depth": shared,
-        "margin": _outcome(best) - _outcome(worst),
+        "margin": path_outcome(best) - path_outcome(worst),
     }
     for side, path in (("chosen", best), ("rejected", worst)):
         steps, token_ids, turns = [], [], []
@@ -433,7 +434,7 @@ def _trajectory_pair(best: Sequence[Row], worst: Sequence[Row], *, read_ids: boo
         pair[f"{side}_steps"] = steps
         pair[f"{side}_token_ids"] = token_ids if any(token_ids) else None
         pair[f"{side}_turns"] = turns if any(turns) else None
-        pair |= {f"{side}_reward": _outcome(path), f"{side}_node_id": path[-1]["node_id"]}
+        pair |= {f"{side}_reward": path_outcome(path), f"{side}_node_id": path[-1]["node_id"]}
     return pair
 
 

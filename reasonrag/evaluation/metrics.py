@@ -199,6 +199,10 @@ def _answer_metric(metric: Callable[..., float]) -> Callable[[Attempt], Value]:
     )
 
 
+def _outcome(attempt: Attempt) -> float | None:
+    return getattr(attempt.verdicts.grade, "value", None)
+
+
 def _is_well_formed(attempt: Attempt) -> float:
     """Return the result of the format's checker; without one, an attempt needs an answer and readable steps."""
     if attempt.reading is not None:
@@ -246,14 +250,7 @@ METRICS: dict[str, Metric] = {
         Metric("em", "EM", "the answer equals a golden answer", _answer_metric(exact_match), shown_in=_CHARTED),
         Metric("f1", "F1", "overlap of words with the golden answer", _answer_metric(token_f1), shown_in=_CHARTED),
         Metric("acc", "ACC", "the prediction contains a golden answer", _answer_metric(cover_match), shown_in=_MAIN),
-        Metric(
-            "outcome",
-            "outcome",
-            "what the answer is worth by --outcome",
-            lambda attempt: getattr(attempt.verdicts.grade, "value", None),
-            shown_in=_CHARTED,
-            judged=True,
-        ),
+        Metric("outcome", "outcome", "the outcome by --outcome", _outcome, shown_in=_CHARTED, judged=True),
         Metric("retrievals", "searches", "searches (RC)", _searches, shown_in=_MAIN),
         Metric("steps", "steps", "decisions of the policy", _steps, shown_in=_MAIN),
         Metric("forced", "forced answers", "share of answers forced at the step limit", _is_forced),

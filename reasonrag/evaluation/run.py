@@ -135,6 +135,8 @@ class Evaluation:
         configs = {name: as_served(config, out / name) for name, config in configs.items()}
         for config in configs.values():  # check all of them before the first call is paid for
             check_llm(config.policy, "policy")
+        if judging is None and (first := next(iter(configs.values()))).outcome.verdicts:
+            judging = Judging(first.judge, ("outcome",))
         if judging is not None:
             judging = replace(judging, model=_judge_as_served(judging.model))
             for config in configs.values():
@@ -301,13 +303,8 @@ class Evaluation:
     ) -> Outcome:
         """Make one attempt at each question; give up once more than `run.max_failed` of them have failed."""
         outcome = Outcome(setting, [None] * len(self.questions), [None] * len(self.questions))
-        shards = ShardWriter(
-            folder.path / "trajectories",
-            setting.name,
-            trajectory_schema(graded=self.graded),
-            shard_rows=_SHARD_ROWS,
-            keep_empty=True,
-        )
+        place, schema = folder.path / "trajectories", trajectory_schema(graded=self.graded)
+        shards = ShardWriter(place, setting.name, schema, shard_rows=_SHARD_ROWS, keep_empty=True)
         # Rows are written in the order of the questions; a row
         # that is finished before an earlier one waits here.
         waiting: dict[int, Row | None] = {}

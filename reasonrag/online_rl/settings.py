@@ -13,7 +13,6 @@ from reasonrag.core.config import (
     DATASET,
     EXCLUDE,
     LIMIT,
-    OUTCOME,
     UNREADABLE,
     Config,
     FormatConfig,
@@ -90,12 +89,6 @@ class PlanSettings(Section):
     )
 
 
-class RewardedOutcome(OutcomeConfig):
-    """What an answer is worth in the reward, whichever that is."""
-
-    name: str = setting("", f"{OUTCOME} (default: the metric of the reward)", "--outcome")
-
-
 class OutageSettings(Section):
     """What happens if rewards are missing: a failure of the judge never becomes a reward."""
 
@@ -145,7 +138,7 @@ class RLSettings(TrainSettings):
     format: FormatConfig = FormatConfig(name="search_r1", max_steps=5)
     judge: JudgeConfig = JudgeConfig()
     reward: RewardSettings = RewardSettings()
-    outcome: RewardedOutcome = RewardedOutcome()
+    outcome: OutcomeConfig = OutcomeConfig(name="")
     plans: str | None = execution(
         None, "reference plans for the reward search-p1: a file that `rl plan` wrote", "--plans"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core import event_loop
-from reasonrag.core.config import Config
+from reasonrag.core.config import Config, OutcomeConfig
 from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
 from reasonrag.dpo.pairs import rivals_of
 from reasonrag.formats import PromptSet, open_format
@@ -83,6 +83,9 @@ def build_trees(
         config = as_served(config, Path(out))
         parts = open_parts(config)
     parts = replace(parts, questions=cut(parts.questions, shard.of)[shard.number])
+    if parts.outcome is not None:  # the run is named after it
+        name = getattr(parts.outcome, "__name__", type(parts.outcome).__name__)
+        config = config.model_copy(update={"outcome": OutcomeConfig(name=name)})
     with RunFolder.open(Path(out), config, parts.content, shard=shard) as run:
         build = Build(config, parts, run)
 
@@ -155,15 +158,17 @@ class Build:
             self.engines.append(judging.slots)
             self.progress.open(judging)
             judge = judge_service(judging, config.judge, PromptSet.find(config.format.prompts))
-        self.graded = parts.outcome is not None or config.outcome.name != "f1"
-        grade = partial(graded, open_outcome(config.outcome, judge, parts.outcome)) if self.graded else None
-        engine = open_engine(config, self.policy, retriever, parts.format, parts.scorer, grade=grade)
+        engine = open_engine(config, self.policy, retriever, parts.format, parts.scorer)
         self.completing = engine
         if parts.completer is not None:
             completer = JournaledLLM(parts.completer, run.journal, kind="completer")
             self.engines.append(completer.slots)
             self.progress.open(completer)
-            self.completing = open_engine(config, completer, retriever, parts.format, parts.scorer, grade=grade)
+            self.completing = open_engine(config, completer, retriever, parts.format, parts.scorer)
+        self.graded = config.outcome.name != "f1"
+        if self.graded:
+            engine.grade = partial(graded, open_outcome(config.outcome, judge, parts.outcome))
+            self.completing.grade = engine.grade
         evaluator: Evaluator
         if config.value.kind == "prm" and parts.scorer is not None:
             evaluator = PRMEvaluator(parts.scorer, alpha=config.value.alpha)
@@ -248,7 +253,6 @@ class Build:
         for dataset, question_id, cause, _ in run.journal.failures():
             failed[cause] += (dataset, question_id) in keys
         trees = export_trees(run, parts.questions, graded=self.graded)
-        outcome = parts.content.get("outcome", config.outcome.name)
         summary = {
             "questions": {
                 "total": len(parts.questions),
@@ -256,9 +260,7 @@ class Build:
                 "failed": dict(sorted((+failed).items())),
             },
             "trees": trees,
-            "pairs": export_pairs(
-                run.path, config, policy=parts.policy.name, config_hash=run.config_hash, outcome=outcome
-            ),
+            "pairs": export_pairs(run.path, config, policy=parts.policy.name, config_hash=run.config_hash),
             "calls": count_calls(run.journal, config),
             "seconds": round(run.facts().get("seconds", 0.0), 3),
             "seed": config.seed,
@@ -266,7 +268,7 @@ class Build:
             "content": parts.content,
             "policy": parts.policy.name,
             "judge": parts.judge.name if parts.judge else None,
-            "outcome": outcome,
+            "outcome": config.outcome.name,
             **({"prm": parts.scorer.name} if parts.scorer else {}),
             **({"completer": parts.completer.name} if parts.completer else {}),
             "versions": versions(),

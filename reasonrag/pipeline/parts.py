@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,7 +23,7 @@ from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.models import DEMO_FORMATS, PAPER_POLICY, ModelAddress, choices
 from reasonrag.core.plugins import make_plugin
 from reasonrag.core.settings import COMMIT, Tree, merge, named_path, validate
-from reasonrag.core.types import Passage, Question, Trajectory
+from reasonrag.core.types import Passage, Question
 from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
 from reasonrag.formats.base import fingerprint
 from reasonrag.formats.stream import StreamFormat
@@ -127,8 +126,6 @@ def open_parts(
     scorer = open_step_scorer(config, format)
     if scorer is not None:
         content["prm"] = scorer.name
-    if outcome is not None:
-        content["outcome"] = getattr(outcome, "__name__", type(outcome).__name__)
     completer = None
     if config.completer.spec is not None:
         completer = open_llm(config.model_of("completer"), "completer")
@@ -396,13 +393,9 @@ def open_engine(
     format: Format,
     scorer: StepScorer | None = None,
     *,
-    grade: Callable[[Trajectory], Awaitable[Trajectory]] | None = None,
     tokens_flag: str = "--max-tokens ",
 ) -> Engine:
-    """Create the engine that runs a policy as configured, and may `grade` its answers.
-
-    `tokens_flag` sets the limit of a step, for an error.
-    """
+    """Create the engine that runs a policy as configured. `tokens_flag` sets the limit of a step, for an error."""
     first_steps = FirstSteps(
         policy.name,
         most_unreadable=config.run.max_unreadable,
@@ -420,7 +413,6 @@ def open_engine(
         first_steps=first_steps,
         scorer=scorer,
         candidates=config.choice.candidates,
-        grade=grade,
     )
 
 

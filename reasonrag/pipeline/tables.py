@@ -156,10 +156,7 @@ def count_trees(run: Path) -> dict[str, Any]:
     for count in counts.values():
         del count[None]
     f1, em = counts["f1"], counts["em"]
-    graded: dict[str, Any] = {}
-    if outcomes:
-        graded = {"unknown_outcomes": outcomes.pop(None, 0)}
-        graded |= {"mean_outcome": fmean(outcomes.elements()) if outcomes else None}
+    unknown_outcomes = outcomes.pop(None, 0)
     return {
         "questions": counts["action"].pop("", 0),
         "nodes": nodes,
@@ -172,7 +169,8 @@ def count_trees(run: Path) -> dict[str, Any]:
         "complete_trajectories": f1.total(),
         "mean_f1": fmean(f1.elements()) if f1 else None,
         "mean_em": fmean(em.elements()) if em else None,
-        **graded,
+        "mean_outcome": fmean(outcomes.elements()) if outcomes else None,
+        "unknown_outcomes": unknown_outcomes,
     }
 
 
@@ -183,7 +181,7 @@ def _add_values(counts: Counter[Any], column: pa.Array) -> None:
 
 
 def export_pairs(
-    run: Path, config: Config, *, policy: str, config_hash: str, outcome: str | None = None, out: Path | None = None
+    run: Path, config: Config, *, policy: str, config_hash: str, out: Path | None = None
 ) -> dict[str, Any]:
     """Derive pairs from a run's node table and write both splits to `out` (default: the run's `pairs/`).
 
@@ -219,7 +217,7 @@ def export_pairs(
         "left_out": dict(sorted(left_out.items())),
         **settings.model_dump(include={"rule", "min_margin", "min_confidence", "path_share", "per_question"}),
         "reward": config.outcome.name if whole else settings.reward,
-        "outcome": outcome or config.outcome.name,
+        "outcome": config.outcome.name,
         "alpha": None if whole else settings.alpha or config.value.alpha,
         "level": settings.level,
     }
@@ -309,7 +307,7 @@ def finish_shard(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]
         for name in ("questions", "calls", "seconds"):
             whole[name] = _total([counted[name] for counted in summaries])
         whole["seconds"] = round(whole["seconds"], 3)
-        names = {name: whole[name] for name in ("policy", "config_hash", "outcome")}
+        names = {"policy": whole["policy"], "config_hash": whole["config_hash"]}
         whole["pairs"] = export_pairs(run.path, run.config, **names)
         write_json(run.path / "run.json", whole)
         return whole

@@ -22,7 +22,6 @@ _LEGEND = "* best path (highest SPRE)  ! malformed  x ended without an answer  ~
 _STYLES = {"*": "bold green", "!": "red", "x": "yellow", "~": "yellow"}
 _LONGEST_QUESTION = 300
 _LONGEST_CONTENT = 300
-_LONGEST_REASON = 80
 _SPREAD = ("count", "mean", "min", "p25", "median", "p75", "p95", "max")
 _USED = ("calls", "prompt_tokens", "completion_tokens", "cost")
 
@@ -123,7 +122,7 @@ def _node(row: Row, best: bool) -> Text:
     text.append(f" → {_inert(row['stage'])}  node {row['node_id']}", style="dim")
     text.append("\n" if row["f1"] is None else f"\nF1={_number(row['f1'])}  ")
     if grade := row.get("grade"):
-        text.append(_inert(f"outcome={_number(grade['value'])} ({grade['reason'][:_LONGEST_REASON]})") + "  ")
+        text.append(_inert(f"outcome={_number(grade['value'])} ({grade['reason'][:80]})") + "  ")
     said = f"{row['content']}: {row['text']}" if row["action"] == "malformed" else row["content"]
     text.append(_inert(said)[:_LONGEST_CONTENT])
     return text

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from reasonrag.core.config import OutcomeConfig
 from reasonrag.core.errors import ConfigError, JudgeError, LLMError
-from reasonrag.core.plugins import import_plugin, make_plugin
+from reasonrag.core.plugins import import_plugin
 from reasonrag.core.settings import nearest
-from reasonrag.core.text import cover_match, exact_match, item_counts, items_of, token_f1
+from reasonrag.core.text import cover_match, exact_match, item_f1, items_of, token_f1
 from reasonrag.core.types import Grade, Question, Trajectory
 from reasonrag.rewards.base import NO_REWARD, call_function, trl_columns
 from reasonrag.rewards.judge import JudgeService, answer_matches, answer_score
@@ -35,35 +35,26 @@ class Outcome(Protocol):
         ...
 
 
-Function = Callable[..., Any]  # in TRL's convention; it may return pairs of a value and a reason
-
-
 def _each(metric: Callable[..., float], predictions: list[str | None], golden_answers: list[list[str]]) -> list[float]:
     return list(map(metric, predictions, golden_answers))
 
 
-def _f1(counts: tuple[int, int, int]) -> float:
-    found, missing, wrong = counts
-    return 2 * found / (2 * found + missing + wrong) if found else 0.0
-
-
-def list_f1(
-    predictions: Sequence[str | None], golden_answers: Sequence[Sequence[str]], items: Sequence[Any]
-) -> list[tuple[float, str]]:
+def list_f1(trajectories: Sequence[Trajectory]) -> list[tuple[float, str]]:
     """Return F1 over the items of lists; without `items` golden answers are lists in words, and the best counts.
 
-    >>> list_f1(["Jaws and Alien"], [["Jaws, Duel"]], [()])
-    [(0.5, '1 of 2 items, 1 wrong ones')]
+    >>> list_f1([Trajectory(Question("q", "Which films?", ("Jaws, Duel",)))])
+    [(0.0, '0 of 2 items, 0 wrong')]
     """
     grades = []
-    for prediction, golden, ways in zip(predictions, golden_answers, items, strict=True):
-        lists = [ways] if ways else [[[item] for item in items_of(answer)] for answer in golden]
-        found, missing, wrong = max((item_counts(prediction, each) for each in lists), key=_f1, default=(0, 0, 0))
-        grades.append((_f1((found, missing, wrong)), f"{found} of {found + missing} items, {wrong} wrong ones"))
+    for trajectory in trajectories:
+        lists: list[Any] = [[[item] for item in items_of(text)] for text in trajectory.question.golden_answers]
+        items = [trajectory.question.items] if trajectory.question.items else lists
+        grades.append(max(item_f1(trajectory.answer, each) for each in items or [[]]))
     return grades
 
 
-RULES: Mapping[str, Function] = {
+# In TRL's convention. They may return pairs of a value and a reason.
+RULES: Mapping[str, Callable[..., Any]] = {
     "f1": partial(_each, token_f1),
     "em": partial(_each, exact_match),
     "cover": partial(_each, cover_match),
@@ -78,7 +69,7 @@ class FunctionOutcome:
     None is a grade without a value. What the function raises is for the caller to count.
     """
 
-    function: Function
+    function: Callable[..., Any]
     name: str
 
     async def grade(self, trajectories: Sequence[Trajectory]) -> list[Grade]:
@@ -91,7 +82,6 @@ class FunctionOutcome:
         return grades
 
 
-@dataclass(frozen=True)
 class JudgeOutcome:
     """Grades by the rubric and the reference of a question, else as `answer_matches` does.
 
@@ -99,9 +89,10 @@ class JudgeOutcome:
     `golden` compares with the golden answers whatever else the question has.
     """
 
-    judge: JudgeService
-    votes: int = 1
-    golden: bool = False
+    def __init__(self, judge: JudgeService, votes: int = 1, *, golden: bool = False) -> None:
+        sampled = replace(judge, sampling=replace(judge.sampling, temperature=1.0))
+        self._judges = [replace(sampled, sample=sample) for sample in range(votes)] if votes > 1 else [judge]
+        self._golden = golden
 
     async def grade(self, trajectories: Sequence[Trajectory]) -> list[Grade]:
         return await gather_all(map(self._grade, trajectories))
@@ -109,25 +100,18 @@ class JudgeOutcome:
     async def _grade(self, trajectory: Trajectory) -> Grade:
         if trajectory.answer is None:
             return Grade(0.0, "no answer")
-        seeds = [None, *range(1, self.votes)]
-        votes = await gather_all(self._verdict(trajectory.question, trajectory.answer, seed) for seed in seeds)
+        asked = (self._verdict(judge, trajectory.question, trajectory.answer) for judge in self._judges)
+        votes = await gather_all(asked)
         values = [value for value, _ in votes if value is not None]
         reason = min(votes, key=lambda vote: vote[0] is None)[1]  # of the first verdict, else why there is none
-        if not values:
-            return Grade(None, reason, calls=self.votes)
-        if self.votes > 1:
-            reason += f" (verdicts: {', '.join(f'{value:g}' for value in values)})"
         error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-        return Grade(fmean(values), reason, error, self.votes)
+        return Grade(fmean(values) if values else None, reason, error, len(votes))
 
-    async def _verdict(self, question: Question, answer: str, seed: int | None) -> tuple[float | None, str]:
-        judge = self.judge
-        if self.votes > 1:  # a greedy judge would say the same each time
-            judge = replace(judge, sampling=replace(judge.sampling, temperature=max(judge.sampling.temperature, 1.0)))
+    async def _verdict(self, judge: JudgeService, question: Question, answer: str) -> tuple[float | None, str]:
         try:
-            if (question.rubric or question.reference) and not self.golden:
-                return await answer_score(judge, question, answer, seed=seed)
-            is_match = await answer_matches(judge, answer, question.golden_answers, seed=seed)
+            if (question.rubric or question.reference) and not self._golden:
+                return await answer_score(judge, question, answer)
+            is_match = await answer_matches(judge, answer, question.golden_answers)
             return float(is_match), f"means the same as {'a' if is_match else 'no'} golden answer"
         except JudgeError as error:
             return None, error.cause
@@ -146,15 +130,11 @@ def open_outcome(config: OutcomeConfig, judge: JudgeService | None = None, given
         return JudgeOutcome(judge, config.votes)
     if given is None and name not in RULES and ":" not in name:
         raise ConfigError(f"outcome {name!r} is unknown{nearest(name, (*RULES, 'judge'))}, python:PACKAGE.MODULE:NAME")
-    function = given or RULES.get(name) or import_plugin(name)
-    if isinstance(function, type):
-        function = make_plugin(name, ("grade",))
-    if not hasattr(function, "grade"):
-        name = getattr(given, "__name__", name)
-        trl_columns(function, name)
-        function = FunctionOutcome(function, name)
-    outcome: Outcome = function
-    return outcome
+    outcome: Any = given or RULES.get(name) or import_plugin(name)
+    if not hasattr(outcome, "grade"):
+        trl_columns(outcome, name)
+        outcome = FunctionOutcome(outcome, name)
+    return outcome  # type: ignore[no-any-return]
 
 
 async def graded(outcome: Outcome, trajectory: Trajectory) -> Trajectory:

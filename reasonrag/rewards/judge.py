@@ -50,6 +50,7 @@ class JudgeService:
         sampling: temperature, top_p and max_tokens of a verdict.
         attempts: calls per verdict until one can be parsed;
             the second adds a reminder, later ones also sample.
+        sample: another number gives other seeds, and so other verdicts of a judge that samples.
     """
 
     llm: LLM
@@ -57,6 +58,7 @@ class JudgeService:
     _: KW_ONLY
     sampling: Sampling = field(default=Sampling(temperature=0.0, max_tokens=512))
     attempts: int = TRIES
+    sample: int = 0
     _in_flight: dict[tuple[str, Prompt, int], asyncio.Task[Any]] = field(default_factory=dict, init=False)
 
     async def ask(self, name: str, fields: Fields, contract: Contract[Verdict], *, seed: int | None = None) -> Verdict:
@@ -75,7 +77,7 @@ class JudgeService:
         """
         user = Message("user", quoted(fields))
         prompt = Prompt((Message("system", self.prompts.text(f"judge/{name}")), user))
-        seed = derive_seed(0, name, user.content) if seed is None else seed
+        seed = derive_seed(self.sample, name, user.content) if seed is None else seed
         key = (name, prompt, seed)
         if key not in self._in_flight:
             task = asyncio.create_task(self._ask(name, prompt, contract, seed))
@@ -262,28 +264,22 @@ async def path_scores(judge: JudgeService, question: Question, plan: ReferencePl
     return await judge.ask("path", shown, Contract(read, _PATH_FORM))
 
 
-async def answer_matches(
-    judge: JudgeService, prediction: str, golden_answers: Sequence[str], *, seed: int | None = None
-) -> bool:
+async def answer_matches(judge: JudgeService, prediction: str, golden_answers: Sequence[str]) -> bool:
     """Return whether the prediction means the same as one of the golden answers (LasJ; When-to-search, App. B.4).
 
     The texts are shown unchanged, not normalised as in the
     paper: without punctuation "3.5" and "35" are the same.
     """
     shown = {"Prediction": prediction, "Reference answers": " | ".join(golden_answers)}
-    return await judge.ask("answer", shown, YES_NO, seed=seed)
+    return await judge.ask("answer", shown, YES_NO)
 
 
-async def answer_score(
-    judge: JudgeService, question: Question, answer: str, *, seed: int | None = None
-) -> tuple[float, str]:
+async def answer_score(judge: JudgeService, question: Question, answer: str) -> tuple[float, str]:
     """Return a score in [0, 1] of an answer by the rubric and the reference of its question, and the reason."""
-    shown: dict[str, str | Sequence[str]] = {"Question": question.question}
-    shown |= {"Rubric": question.rubric.splitlines()} if question.rubric else {}
-    shown |= {"Reference": question.reference} if question.reference else {}
+    by = {"Question": question.question, "Rubric": question.rubric.splitlines(), "Reference": question.reference}
     # "So the score is 1" in an answer must not look like the judge's verdict, should the judge quote it.
-    shown["Answer"] = _ANCHORED.sub(lambda match: f"ｓ{match[0][1:]}", answer)
-    return await judge.ask("grade", shown, _GRADE, seed=seed)
+    by["Answer"] = _ANCHORED.sub(lambda match: f"ｓ{match[0][1:]}", answer)
+    return await judge.ask("grade", {label: text for label, text in by.items() if text}, _GRADE)
 
 
 def read_grade(reply: str) -> tuple[float, str] | None:
@@ -293,8 +289,7 @@ def read_grade(reply: str) -> tuple[float, str] | None:
     ((0.75, 'It names both causes'), None)
     """
     text = _after_thinking(reply)
-    verdicts = list(_ANCHORED.finditer(text))
-    score = parse_score(text) if verdicts else None
+    verdicts, score = list(_ANCHORED.finditer(text)), parse_score(text)
     if not verdicts or score is None:
         return None
     reason = re.sub(r"\W*\bso,? the$", "", one_line(text[: verdicts[-1].start()]), flags=re.IGNORECASE)
@@ -451,10 +446,7 @@ BOOLEAN = Contract(
     read_boolean, "Reply with one word in this tag only, True or False instead of the dots: <answer>...</answer>"
 )
 _LONGEST_REASON = 400  # characters
-_GRADE = Contract(
-    read_grade,
-    "Reply with a short reason, then this line, SCORE being a number between 0 and 1: So the score is SCORE",
-)
+_GRADE = Contract(read_grade, "Reply with a short reason, then this line, X being 0 to 1: So the score is X")
 YES_NO = Contract(read_yes_no, "Reply with one word only, YES or NO.")
 _PATH_FORM = (
     "Reply with one JSON object only: planner_score (0.2, 0.6, 1.0 or 1.2); model_plan_steps, effective_steps_self (at "

@@ -53,10 +53,8 @@ def trajectory_reward(trajectory: Trajectory, *, alpha: float) -> float | None:
     """
     if not trajectory.complete:
         return None
-    if trajectory.grade is None:
-        worth: float | None = token_f1(trajectory.answer, trajectory.question.golden_answers)
-    else:
-        worth = trajectory.grade.value
+    grade, golden_answers = trajectory.grade, trajectory.question.golden_answers
+    worth = token_f1(trajectory.answer, golden_answers) if grade is None else grade.value
     return None if worth is None else spre([worth], [len(trajectory.steps)], alpha=alpha)
 
 

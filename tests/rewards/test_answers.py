@@ -42,7 +42,7 @@ def test_a_list_counts_items_however_they_are_parted_and_in_every_way_to_write_t
     outcome = open_outcome(OutcomeConfig(name="list"))
     found = grades(outcome, "1. Duel\n2. Jaws (1975)", "Duel; Jaws", "- Duel\n- Duel", "Duel, Jaws, and Hook")
     assert [grade.value for grade in found] == [1.0, 1.0, pytest.approx(2 / 3), 0.8]
-    assert found[-1].reason == "2 of 2 items, 1 wrong ones"
+    assert found[-1].reason == "2 of 2 items, 1 wrong"
 
 
 def test_a_judge_grades_by_rubric_and_reference_and_quotes_the_answer():
@@ -81,7 +81,7 @@ def test_several_verdicts_are_sampled_and_their_spread_is_the_error():
 
 
 def test_a_function_may_give_reasons_and_gives_no_value_out_of_range():
-    def by_length(predictions, rubric):
+    def by_length(predictions, trajectories):
         return [(1 / len(text.split()), "words") if text else None for text in predictions]
 
     outcome = open_outcome(OutcomeConfig(), given=by_length)
