@@ -90,6 +90,12 @@ def test_a_function_may_give_reasons_and_gives_no_value_out_of_range():
         grades(open_outcome(OutcomeConfig(), given=lambda predictions: [7] * len(predictions)), "x")
 
 
+def test_the_example_of_an_own_outcome_is_opened_by_its_name():
+    outcome = open_outcome(OutcomeConfig(name="python:examples.own_outcome:short_and_right"))
+    (right, long, wrong) = grades(outcome, "Jaws, Duel", "Jaws, Duel" + " and more" * 9, "E.T.")
+    assert (right.value, long.value, wrong.value) == (1.0, 0.5, 0.0) and right.reason == "right, in 2 words"
+
+
 def test_the_verdicts_of_an_outcome_are_in_the_bound_of_a_trees_calls():
     plain = Config(pairs={"confirm": 0})
     judged = Config(pairs={"confirm": 0}, outcome={"name": "judge", "votes": 2}, judge={"spec": "demo-judge"})
