@@ -54,9 +54,7 @@ class RoundsSettings(Section):
     """How many rounds there are, when they stop, and what they are measured on."""
 
     rounds: int = execution(3, "maximum rounds of trees, training and evaluation", "--rounds", ge=1)
-    metric: Literal["f1", "em", "outcome"] = setting(
-        "f1", "metric on the dev questions that has to rise (default: that of --outcome)", "--metric"
-    )
+    metric: Literal["f1", "em", "outcome"] = setting("f1", "dev metric that has to rise", "--metric")
     patience: int = execution(1, "rounds without a better dev metric after which to stop", "--patience", ge=1)
     hold_to: Literal["last", "first"] = setting(
         "last", "reference model of DPO: the policy of the round before, or the one before all rounds", "--hold-to"
@@ -264,9 +262,9 @@ class Improvement:
                 panels.append(Panel(f"{label} by {axis}", axis, label, (line,)))
         save_charts(self.out / "improve", panels)
         columns = ("round", "questions", "pairs", "calls")
-        measured = [list(map(interval_text, map(row.get, self.metrics))) for row in rows]
-        cells = [[*map(row.get, columns), *texts] for row, texts in zip(rows, measured, strict=True)]
-        table = Table("", [*columns, *self.metrics.values()], cells).markdown()
+        shown = self.metrics
+        cells = [[*(row[name] for name in columns), *(interval_text(row[name]) for name in shown)] for row in rows]
+        table = Table("", [*columns, *shown.values()], cells).markdown()
         verdict = f"Greedy, on {len(self.dev)} dev questions. The best policy is {best['policy']}. Stopped: {stopped}."
         page = ["# Rounds", "", verdict, "", *table, "", "![rounds](improve.svg)", ""]
         write_text(self.out / "improve.md", "\n".join(page))

@@ -285,10 +285,8 @@ def ask(part: Part, kind: str, generator: Random) -> Question:
             return one_hop(part, generator.choice(part.named(relation.subject)), relation)
         case "bridge" | "three_hop":
             return _chain(part, kind, generator)
-        case "comparison" | "yes_no":
+        case "comparison" | "yes_no" | "list":
             return _pair(part, kind, generator)
-        case "list":
-            return _list(part, generator)
     raise ValueError(f"no such kind of question: {kind!r}")
 
 
@@ -311,31 +309,24 @@ def _chain(part: Part, kind: str, generator: Random) -> Question:
             return _question(kind, phrase, passed[-1], hops)
 
 
-def _list(part: Part, generator: Random) -> Question:
-    """Draw a question about a relation of two entities to two others: the answer is both, in any order."""
-    relation = generator.choice([relation for relation in RELATIONS if isinstance(relation.target, str)])
-    while True:
-        names_asked = generator.sample(part.named(relation.subject), 2)
-        first, second = hops = [part.hop(name, relation.key) for name in names_asked]
-        if first.value != second.value:
-            break
-    question = _question("list", relation.ask.format(x=" and ".join(names_asked)), "", hops)
-    golden = (f"{first.value} and {second.value}", f"{second.value} and {first.value}")
-    return replace(question, golden_answers=golden, items=((first.value,), (second.value,)))
-
-
 def _pair(part: Part, kind: str, generator: Random) -> Question:
-    """Draw a question about two entities: which one comes later in ordered classes, or whether they share a class."""
-    compares = kind == "comparison"
-    with_classes = [relation for relation in RELATIONS if isinstance(relation.target, tuple)]
-    relation = generator.choice([relation for relation in with_classes if bool(relation.more) is compares])
-    same = not compares and generator.random() < 0.5
+    """Draw a question about two entities: which one comes later in ordered classes, whether they share a class, or
+    which two others a relation leads to, as a list in any order.
+    """
+    compares, lists = kind == "comparison", kind == "list"
+    of_type = [relation for relation in RELATIONS if isinstance(relation.target, str) is lists]
+    relation = generator.choice([relation for relation in of_type if bool(relation.more) is compares])
+    same = kind == "yes_no" and generator.random() < 0.5
     while True:
         # Sampled again until the two values differ, or are equal, as the question needs it.
         first_name, second_name = generator.sample(part.named(relation.subject), 2)
         first, second = part.hop(first_name, relation.key), part.hop(second_name, relation.key)
         if (first.value == second.value) is same:
             break
+    if lists:
+        question = _question(kind, relation.ask.format(x=f"{first_name} and {second_name}"), "", [first, second])
+        golden = (f"{first.value} and {second.value}", f"{second.value} and {first.value}")
+        return replace(question, golden_answers=golden, items=((first.value,), (second.value,)))
     if compares:
         text, answer = f"Which is {relation.more}, {first_name} or {second_name}?", larger(relation, first, second)
     else:

@@ -19,8 +19,8 @@ from reasonrag.core.types import Grade, Malformed, Question, Search, StopReason,
 from reasonrag.formats.base import PromptSet, Reading
 from reasonrag.llm.base import LLM
 from reasonrag.pipeline.tables import step_columns
-from reasonrag.rewards.answers import JudgeOutcome, Outcome
-from reasonrag.rewards.base import cause_of, grades_of
+from reasonrag.rewards.answers import JudgeOutcome
+from reasonrag.rewards.base import Outcome, cause_of, grades_of
 from reasonrag.rewards.hiprag import StepFlag, detect
 from reasonrag.rewards.judge import templates_fingerprint
 from reasonrag.storage.parquet import Row

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean, stdev
-from typing import Any, Protocol
+from typing import Any
 
 from reasonrag.core.config import OutcomeConfig
 from reasonrag.core.errors import ConfigError, JudgeError, LLMError
@@ -19,20 +19,9 @@ from reasonrag.core.plugins import import_plugin
 from reasonrag.core.settings import nearest
 from reasonrag.core.text import cover_match, exact_match, item_f1, items_of, token_f1
 from reasonrag.core.types import Grade, Question, Trajectory
-from reasonrag.rewards.base import NO_REWARD, call_function, trl_columns
+from reasonrag.rewards.base import NO_REWARD, Outcome, call_function, trl_columns
 from reasonrag.rewards.judge import JudgeService, answer_matches, answer_score
 from reasonrag.rollout import gather_all
-
-
-class Outcome(Protocol):
-    """Grades answers. Safe to call from many tasks at once."""
-
-    async def grade(self, trajectories: Sequence[Trajectory]) -> list[Grade]:
-        """Return `[B]` grades of trajectories that have ended, in order. A missing answer is worth 0.
-
-        A verdict that is missing is a grade without a value, never 0.
-        """
-        ...
 
 
 def _each(metric: Callable[..., float], predictions: list[str | None], golden_answers: list[list[str]]) -> list[float]:

@@ -29,7 +29,6 @@ from reasonrag.llm.base import LLM, StepScorer
 from reasonrag.rollout import gather_all
 
 if TYPE_CHECKING:
-    from reasonrag.rewards.answers import Outcome
     from reasonrag.rewards.judge import JudgeService, ReferencePlan
 
 log = structlog.get_logger()
@@ -91,6 +90,17 @@ class Reward(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the reward to what `state()` returned in the run that is resumed."""
         return
+
+
+class Outcome(Protocol):
+    """Grades answers. Safe to call from many tasks at once."""
+
+    async def grade(self, trajectories: Sequence[Trajectory]) -> list[Grade]:
+        """Return `[B]` grades of trajectories that have ended, in order. A missing answer is worth 0.
+
+        A verdict that is missing is a grade without a value, never 0.
+        """
+        ...
 
 
 class Encoder(Protocol):
@@ -192,6 +202,11 @@ class Read:
     reading: Reading
     parts: Components
 
+    @property
+    def is_known(self) -> bool:
+        """Whether no outcome was named, or it has a value."""
+        return self.parts.get("grade", 0.0) is not None
+
     def answer(self, metric: str) -> float:
         """Return what the answer is worth: by the outcome that was named, else by the reward's own metric."""
         return self.parts.get("grade", self.parts.get(metric)) or 0.0
@@ -218,19 +233,16 @@ class BatchReward(Reward):
             reading = self.parts.format.read(trajectory)
             batch.append(Read(trajectory, reading, common_parts(trajectory, reading)))
         grades = await grades_of(self.parts.outcome, trajectories) if self.parts.outcome else []
-        unknown = {}  # by identity: two equal trajectories have components of their own
         for read, grade in zip(batch, grades, strict=False):
             read.parts["grade"] = grade.value
-            if grade.value is None:
-                unknown[id(read)] = finite(Score(None, read.parts, grade.reason))
-        known = [read for read in batch if id(read) not in unknown]
+        known = [read for read in batch if read.is_known]
         try:
             scores = await self._values(known, step)
         except Exception as error:
             cause = cause_of(error)
             scores = [Score(None, read.parts, cause) for read in known]
-        scored = map(finite, scores)
-        return [unknown.get(id(read)) or next(scored) for read in batch]
+        scored, causes = map(finite, scores), (grade.reason for grade in grades if grade.value is None)
+        return [next(scored) if read.is_known else Score(None, read.parts, next(causes)) for read in batch]
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
         """Score a batch concurrently; a trajectory that fails does not affect the others."""
