@@ -63,7 +63,7 @@ from reasonrag.pipeline.parts import (
 from reasonrag.pipeline.tables import count_calls
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.retrieval.base import BatchedRetriever, Retriever
-from reasonrag.rewards.answers import open_outcome
+from reasonrag.rewards.answers import check_outcome, open_outcome
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
 from reasonrag.storage.files import write_json
 from reasonrag.storage.folder import Folder, RunFolder
@@ -156,6 +156,7 @@ class Evaluation:
         self.progress = Progress(len(self.questions) * len(settings), part="steps")
         self.progress.planned = len(self.questions) * sum(map(_most_steps, settings))
         self.graded = settings[0].outcome.name != "f1"
+        check_outcome(settings[0].outcome)
         self._draining = False
         self._folder: RunFolder | None = None
         self._judge: LLM | None = None

@@ -22,7 +22,7 @@ from reasonrag.pipeline.parts import check_llm, judge_service, open_llm, open_qu
 from reasonrag.retrieval.base import BatchedRetriever, MemoryStore, Retriever
 from reasonrag.retrieval.encoders import open_encoder
 from reasonrag.rewards import Reward, RewardParts, open_reward, reward_needs
-from reasonrag.rewards.answers import open_outcome
+from reasonrag.rewards.answers import check_outcome, open_outcome
 from reasonrag.rewards.base import MISSING
 from reasonrag.rewards.judge import templates_fingerprint
 from reasonrag.storage.files import short_hash, size_and_digest
@@ -132,6 +132,7 @@ def needs_of(settings: RLSettings, format: Format) -> frozenset[str]:
     needs = reward_needs(settings.reward, format)
     if needs is None:  # a user's class that declares nothing: whatever there is
         needs = frozenset(given | {"encoder"})
+    check_outcome(settings.outcome)
     if settings.outcome.name == "judge":
         needs |= {"judge"}
     for part in sorted({"judge", "plans", "scorer"} & needs - given):

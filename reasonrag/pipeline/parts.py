@@ -33,6 +33,7 @@ from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.model_folder import adapter_base
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.open import open_index
+from reasonrag.rewards.answers import check_outcome
 from reasonrag.rollout import Engine, FirstSteps, callable_in_notebooks
 from reasonrag.storage.folder import RunFolder
 from reasonrag.storage.questions import (
@@ -95,6 +96,8 @@ def open_parts(
         ConfigError, DataError: a part does not exist or cannot work; one line names it and the remedy.
     """
     # Before anything is downloaded.
+    if outcome is None:
+        check_outcome(config.outcome)
     if policy is None:
         check_llm(config.policy, "policy")
         name, address = config.format.name, config.policy.address

@@ -126,6 +126,12 @@ def open_outcome(config: OutcomeConfig, judge: JudgeService | None = None, given
     return outcome  # type: ignore[no-any-return]
 
 
+def check_outcome(config: OutcomeConfig) -> None:
+    """Raise ConfigError if the outcome cannot be opened, before a model is loaded."""
+    if config.name not in ("", "judge"):  # "" is that of a reward; a judge's model is checked like any other
+        open_outcome(config)
+
+
 async def graded(outcome: Outcome, trajectory: Trajectory) -> Trajectory:
     """Return a trajectory with the grade of its answer; raise LLMError if a judge does not answer."""
     (grade,) = await outcome.grade([trajectory])
