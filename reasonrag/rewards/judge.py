@@ -292,8 +292,8 @@ def read_grade(reply: str) -> tuple[float, str] | None:
     verdicts, score = list(_ANCHORED.finditer(text)), parse_score(text)
     if not verdicts or score is None:
         return None
-    reason = re.sub(r"\W*\bso,? the$", "", one_line(text[: verdicts[-1].start()]), flags=re.IGNORECASE)
-    return score, reason[:_LONGEST_REASON]
+    reason = re.sub(r"\bso,? the$", "", one_line(text[: verdicts[-1].start()]), flags=re.IGNORECASE)
+    return score, reason.rstrip(f"{_MARKS}.,:;#-")[:_LONGEST_REASON]
 
 
 async def propose_plan(judge: JudgeService, question: Question) -> ReferencePlan:
