@@ -128,6 +128,7 @@ class Engine:
         first_steps: ends a run if its steps cannot be read; None never does.
         scorer: chooses one of several `candidates` for a step.
         candidates: how many are sampled.
+        grade: returns a trajectory with the grade of its answer; None leaves answers without one.
     """
 
     llm: LLM
@@ -141,6 +142,7 @@ class Engine:
     first_steps: FirstSteps | None = None
     scorer: StepScorer | None = None
     candidates: int = 1
+    grade: Callable[[Trajectory], Awaitable[Trajectory]] | None = None
 
     def __post_init__(self) -> None:
         if hasattr(self.format, "decode"):  # it looks at the tokens of a step
@@ -189,9 +191,14 @@ class Engine:
             (passages,) = await self.retriever.search([action.query], self.top_k)
             step = replace(step, passages=passages)
         if isinstance(action, Answer):
-            return trajectory.extend(step, StopReason.FORCED_ANSWER if action.forced else StopReason.ANSWERED)
+            reason = StopReason.FORCED_ANSWER if action.forced else StopReason.ANSWERED
+            return await self.graded(trajectory.extend(step, reason))
         ended = final or (isinstance(action, Malformed) and action.ends)
         return trajectory.extend(step, StopReason.NO_ANSWER if ended else None)
+
+    async def graded(self, trajectory: Trajectory) -> Trajectory:
+        """Return the trajectory with the grade of its answer, if it has one and answers are graded."""
+        return await self.grade(trajectory) if self.grade and trajectory.complete else trajectory
 
     def _known_reply(self, trajectory: Trajectory, prompt: Prompt) -> Completion | None:
         """Return the reply to the last step's prompt if a greedy policy is asked it again: it would write the same.

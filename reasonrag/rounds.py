@@ -36,6 +36,7 @@ from reasonrag.evaluation.run import Evaluation, release_memory
 from reasonrag.evaluation.tables import interval_text
 from reasonrag.pipeline.build import build_trees, most_calls
 from reasonrag.pipeline.parts import as_served, open_parts, open_questions
+from reasonrag.rewards.judge import TRIES
 from reasonrag.storage.files import save_charts, write_json, write_text
 from reasonrag.storage.folder import Folder, describe, write_config
 from reasonrag.storage.questions import questions_fingerprint, sample_questions
@@ -45,7 +46,7 @@ from reasonrag.training.settings import DPO_PRESETS, SFT_PRESETS, DPOSettings, S
 
 Stage = dict[str, Any]  # what a finished stage came to, in JSON
 
-_METRICS = {"em": "EM", "f1": "F1", "retrievals": "searches"}
+_METRICS = {"em": "EM", "f1": "F1", "outcome": "outcome", "retrievals": "searches"}
 _START_S, _STOP_S, _POLL_S = 1800.0, 30.0, 0.1  # of a server: until it answers, until it ends, between two looks
 
 
@@ -53,7 +54,7 @@ class RoundsSettings(Section):
     """How many rounds there are, when they stop, and what they are measured on."""
 
     rounds: int = execution(3, "maximum rounds of trees, training and evaluation", "--rounds", ge=1)
-    metric: Literal["f1", "em"] = setting("f1", "metric on the dev questions that has to rise", "--metric")
+    metric: Literal["f1", "em", "outcome"] = setting("f1", "dev metric that has to rise", "--metric")
     patience: int = execution(1, "rounds without a better dev metric after which to stop", "--patience", ge=1)
     hold_to: Literal["last", "first"] = setting(
         "last", "reference model of DPO: the policy of the round before, or the one before all rounds", "--hold-to"
@@ -105,6 +106,9 @@ class Improvement:
             ConfigError, DataError: questions that cannot be read, a policy that cannot be trained or served, or a
                 budget that does not pay for one evaluation.
         """
+        if (graded := config.outcome.name != "f1") and "metric" not in rounds.model_fields_set:
+            rounds = rounds.model_copy(update={"metric": "outcome"})
+        self.metrics = {name: label for name, label in _METRICS.items() if name != "outcome" or graded}
         self.config, self.train, self.rounds, self.out, self.log = config, train, rounds, out, log
         self.settings = ImproveSettings(**dict(config), train=train, rounds=rounds)
         is_server = config.policy.address.is_server
@@ -122,7 +126,8 @@ class Improvement:
         self.dev = sample_questions(opened[self._held_out], rounds.dev_limit)
         self.questions = without(opened[everything], self.dev)
         # The most calls of a tree and of an evaluation.
-        self._tree_calls, self._dev_calls = sum(most_calls(config).values()), len(self.dev) * config.format.max_steps
+        an_attempt = config.format.max_steps + config.outcome.verdicts * TRIES
+        self._tree_calls, self._dev_calls = sum(most_calls(config).values()), len(self.dev) * an_attempt
         if rounds.budget is not None and rounds.budget < self._dev_calls:
             raise ConfigError(
                 f"--budget {rounds.budget} does not pay for one evaluation, {self._dev_calls} calls at most"
@@ -178,7 +183,7 @@ class Improvement:
                     calls += trees["calls"] + dev["calls"]
                     name = f"{this}/policy" if rows else policy
                     rows.append({"round": len(rows), "policy": name, **trees, **dev, "calls": calls})
-                    self.log(f"{this}: " + ", ".join(f"{_METRICS[key]} {dev[key]['mean']:.3f}" for key in _METRICS))
+                    self.log(f"{this}: " + ", ".join(f"{_METRICS[key]} {dev[key]['mean']:.3f}" for key in self.metrics))
                     chosen, lacking = self.next_questions(left, calls)
                     if stopped := why_stop(rows, rounds) or lacking:
                         break
@@ -219,7 +224,7 @@ class Improvement:
         config = config.model_copy(update={"questions": self._held_out})
         metrics = Evaluation({"policy": config}, out, temperatures=(0.0,), questions=self.dev).run(show)
         self._check(out, metrics["questions"]["scored"], len(self.dev))
-        return {name: metrics[name] for name in _METRICS} | {"calls": _count(metrics["calls"]["policy"])}
+        return {name: metrics[name] for name in self.metrics} | {"calls": _count(metrics["calls"]["policy"])}
 
     def _build(self, out: Path, config: Config, chosen: list[Question], show: Any) -> Stage:
         config = as_served(config, out)
@@ -251,14 +256,15 @@ class Improvement:
         best = rows[best_round(rows, self.rounds)]
         panels = []
         for axis in ("round", "calls"):
-            for name, label in _METRICS.items():
+            for name, label in self.metrics.items():
                 curve = ([row[name][bound] for row in rows] for bound in ("mean", "low", "high"))
                 line = Line("", [row[axis] for row in rows], *curve)
                 panels.append(Panel(f"{label} by {axis}", axis, label, (line,)))
         save_charts(self.out / "improve", panels)
         columns = ("round", "questions", "pairs", "calls")
-        cells = [[*(row[name] for name in columns), *(interval_text(row[name]) for name in _METRICS)] for row in rows]
-        table = Table("", [*columns, *_METRICS.values()], cells).markdown()
+        shown = self.metrics
+        cells = [[*(row[name] for name in columns), *(interval_text(row[name]) for name in shown)] for row in rows]
+        table = Table("", [*columns, *shown.values()], cells).markdown()
         verdict = f"Greedy, on {len(self.dev)} dev questions. The best policy is {best['policy']}. Stopped: {stopped}."
         page = ["# Rounds", "", verdict, "", *table, "", "![rounds](improve.svg)", ""]
         write_text(self.out / "improve.md", "\n".join(page))

@@ -26,6 +26,7 @@ NESTED = {
     "step": tables.step,
     "step of a pair": tables.pair_step,
     "span": tables.span,
+    "grade": tables.grade,
 }
 
 # Keys of the JSON files; `*` stands for names that the data gives.
@@ -44,6 +45,8 @@ RUN_JSON = {
     "trees.complete_trajectories": "trajectories that ended with an answer",
     "trees.mean_f1": "of their answers; null if there is none",
     "trees.mean_em": "of their answers; null if there is none",
+    "trees.mean_outcome": "of their answers, as far as it is known; left out where the outcome is F1",
+    "trees.unknown_outcomes": "answers without a verdict; left out where the outcome is F1",
     "pairs.total": "pairs of both splits",
     "pairs.train": "pairs for training",
     "pairs.test": "pairs of held-out questions",
@@ -57,7 +60,8 @@ RUN_JSON = {
     "pairs.min_confidence": "smallest probability that the order is right",
     "pairs.path_share": "share that was kept of the pairs that differ only in the length of their paths",
     "pairs.per_question": "most pairs of a question, 0 for all",
-    "pairs.reward": "what was compared: spre, judge, prm, or f1 of whole trajectories",
+    "pairs.reward": "what was compared: spre, judge, prm, or the outcome of whole trajectories",
+    "pairs.outcome": "what an answer is worth: f1, em, cover, list, judge, or a function by name",
     "pairs.alpha": "decay of the rewards; null for whole trajectories",
     "pairs.level": "step or trajectory",
     "calls.*.calls": "calls of policy, judge and search, over all processes that worked on the run",
@@ -71,6 +75,7 @@ RUN_JSON = {
     "content.*": "checksums of questions, corpus, prompts; names and checksums of models",
     "policy": "name, and a checksum where it is a folder",
     "judge": "likewise; null without one",
+    "outcome": "what an answer is worth",
     "versions.*": "installed versions of what can change a result",
 }
 TRAINING_JSON = {
@@ -84,7 +89,7 @@ TRAINING_JSON = {
     "data.held_out.*": "the same, held out",
     "data.token_ids.*": "steps, and shares of them: whose text was encoded, and would have been encoded differently",
     "data.kinds.*": "steps to learn, by split and kind: query, evidence, answer, forced answer; as far as it is known",
-    "data.trajectories.*": "whole trajectories to learn, their questions, mean F1 and mean steps; null for pairs",
+    "data.trajectories.*": "whole trajectories to learn, their questions, mean outcome and mean steps; null for pairs",
     "data.contradictory.*": "pairs that stand beside their reverse, by text and by content; the first few by name",
     "data.lengths.longest": "tokens of the longest prompt with its step",
     "data.lengths.pairs.*": "number of pairs by split",

@@ -72,7 +72,7 @@ def _by_name(key: str) -> Callable[[F], F]:
 @_by_name("format.name")
 @_swept("--temperature", "temperatures", float, "policy.temperature", "0,1 (default: 0)")
 @_swept("--top-k", "top_ks", int, "retrieval.top_k", "1,3,5,7,9 as in the paper's Figure 7")
-@settings("Config", "judge.spec", "judge.model", "seed", "policy.concurrency")
+@settings("Config", "outcome.name", "judge.spec", "judge.model", "seed", "policy.concurrency")
 @rare(
     _by_name("policy.chat_template"),
     _by_name("policy.card"),
@@ -82,8 +82,12 @@ def _by_name(key: str) -> Callable[[F], F]:
     settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind"),
     settings("Config", "format.prompts", "format.open_tags", "policy.max_tokens"),
     click.option(
-        "--judged", type=_NAMES, metavar="NAMES", help="Metrics for the judge: some of lasj,osr,usr (default: all)."
+        "--judged",
+        type=_NAMES,
+        metavar="NAMES",
+        help="Metrics for the judge: lasj,osr,usr (default: all, or the outcome).",
     ),
+    settings("Config", "outcome.votes"),
     _swept("--max-turns", "max_steps", int, "format.max_steps", "3,5,7"),
     _swept("--max-searches", "max_searches", int, "format.max_searches", _FIGURE_6),
     settings("Config", "choice.prm", "choice.candidates", "choice.best_of"),
@@ -253,11 +257,12 @@ def judging(
     from reasonrag.core.settings import validate
     from reasonrag.evaluation.metrics import JUDGED, Judging
 
+    config = next(iter(configs.values()))
     if spec is None:
-        if model or judged:
-            raise ConfigError("--judge-model and --judged are about a judge, and none is named; add --judge")
+        if model or judged or config.outcome.verdicts:
+            raise ConfigError("--judge-model, --judged and --outcome judge are about a judge; name one with --judge")
         return None
-    settings = next(iter(configs.values())).judge.model_dump(exclude_unset=True) | {"spec": spec}
+    settings = config.judge.model_dump(exclude_unset=True) | {"spec": spec}
     if model:
         settings["model"] = model
-    return Judging(validate(JudgeConfig, settings), judged or JUDGED)
+    return Judging(validate(JudgeConfig, settings), judged or (("outcome",) if config.outcome.verdicts else JUDGED))

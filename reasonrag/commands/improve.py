@@ -16,13 +16,14 @@ from reasonrag.core.text import printable
 @command("improve")
 @settings("ImproveSettings", "rounds", "questions.dataset", "questions.split", "questions.limit", "retrieval.corpus")
 @settings("ImproveSettings", "retrieval.index", "retrieval.url", "policy.spec", "policy.model", "policy.temperature")
-@settings("ImproveSettings", "search.iterations", "value.kind", "value.rollouts", "seed", "policy.concurrency")
+@settings("ImproveSettings", "search.iterations", "value.kind", "value.rollouts", "outcome.name", "seed")
 @click.option("--train", type=click.Choice(["dpo", "sft"]), default="dpo", help="Training on the pairs of a round.")
 @settings("ImproveSettings", "train.model", "train.method", "train.learning_rate", "train.num_train_epochs")
 @rare(
     settings("ImproveSettings", "questions.exclude", "questions.world_seed", "retrieval.kind", "retrieval.top_k"),
     settings("ImproveSettings", "policy.card", "policy.chat_template", "policy.max_tokens", "format.prompts"),
-    settings("ImproveSettings", "format.max_steps", "search.lag", "search.max_calls", "value.alpha", "judge", "run"),
+    settings("ImproveSettings", "format.max_steps", "search.lag", "search.max_calls", "value.alpha"),
+    settings("ImproveSettings", "outcome.votes", "judge", "run", "policy.concurrency"),
     settings("ImproveSettings", "train.per_device_train_batch_size", "train.gradient_accumulation_steps"),
     settings("ImproveSettings", "train.save_steps", "train.min_examples", "train.min_questions"),
 )

@@ -194,13 +194,15 @@ def rl() -> None:
 
 
 @rl.command("train", cls=TrainCommand)
-@settings("RLSettings", "data", "limit", *_SEARCH, "model", "format.name", "reward.name", "judge.spec", "judge.model")
-@settings("RLSettings", "method", "learning_rate", "max_steps", *_BATCH, "rollout.url", "seed")
+@settings("RLSettings", "data", "limit", *_SEARCH, "model", "format.name", "reward.name", "outcome.name")
+@settings(
+    "RLSettings", "judge.spec", "judge.model", "method", "learning_rate", "max_steps", *_BATCH, "rollout.url", "seed"
+)
 @rare(
     settings("RLSettings", "split", "exclude", "world_seed", "retrieval.kind", "retrieval.top_k", "chat_template"),
     settings("RLSettings", "format.prompts", "format.open_tags", "format.max_steps", "format.max_searches", "plans"),
     settings("RLSettings", "algorithm", "loss_type", "beta", "credit", "sampling.dynamic", "guards"),
-    settings("RLSettings", "reward.prm.model", "lora", "save_steps", "merge", "min_questions"),
+    settings("RLSettings", "reward.prm.model", "outcome.votes", "lora", "save_steps", "merge", "min_questions"),
 )
 @configuration("RLSettings")
 @OUT

@@ -35,13 +35,13 @@ _PAIRS = (
 @settings("Config", "questions.dataset", "questions.split", "questions.limit")
 @settings("Config", "retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
 @settings("Config", "policy.spec", "policy.model", "policy.temperature", "judge.spec", "judge.model")
-@settings("Config", "search.iterations", "value.kind", "value.rollouts", "seed", "policy.concurrency")
+@settings("Config", "search.iterations", "value.kind", "value.rollouts", "outcome.name", "seed", "policy.concurrency")
 @rare(
     settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind", "policy.card"),
     settings("Config", "policy.chat_template", "policy.max_tokens", "format.name", "format.prompts"),
     settings("Config", "format.open_tags", "format.max_steps", "search.recording", "search.lag", "search.max_calls"),
     settings("Config", "search.max_children", "search.selection", "value.alpha", "completer.spec", "completer.model"),
-    settings("Config", "pairs.confirm", *_PAIRS, "choice.prm", "choice.candidates"),
+    settings("Config", "outcome.votes", "pairs.confirm", *_PAIRS, "choice.prm", "choice.candidates"),
     settings("Config", "search.search_function", "run", "policy.input_price", "policy.output_price"),
     SHARD,
 )
@@ -175,6 +175,9 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "complete trajectories", str(trees["complete_trajectories"])
     if trees["mean_f1"] is not None:
         yield "  mean F1, EM", f"{trees['mean_f1']:.3f}, {trees['mean_em']:.3f}"
+    if trees.get("mean_outcome") is not None:
+        unknown = f"{trees['unknown_outcomes']} without a verdict"
+        yield f"  mean {summary['outcome']}", f"{trees['mean_outcome']:.3f}, {unknown}"
     yield "pairs", f"{pairs['total']} (train {pairs['train']}, test {pairs['test']})"
     yield from _counts("  ", pairs["by_type"])
     yield from _counts("  left out: ", pairs["left_out"])

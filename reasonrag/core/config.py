@@ -252,6 +252,24 @@ class ValueConfig(Section):
     )
 
 
+class OutcomeConfig(Section):
+    """What an answer is worth. Trees, pairs, evaluation, process labels and rewards share it; SPRE discounts it."""
+
+    name: str = setting(
+        "f1",
+        "what an answer is worth, in [0, 1]: f1, em, cover (it contains a golden answer), list (F1 over its items), "
+        "judge (by the rubric, the reference or the golden answers), or python:PACKAGE.MODULE:NAME (default of rl "
+        "train: the metric of the reward)",
+        "--outcome",
+    )
+    votes: int = setting(1, "verdicts of a judge on an answer, whose mean counts", "--judge-votes", ge=1, le=100)
+
+    @property
+    def verdicts(self) -> int:
+        """Verdicts on each answer."""
+        return self.votes if self.name == "judge" else 0
+
+
 class ChoiceConfig(Section):
     """Which of several steps is taken, and which of several attempts is kept."""
 
@@ -335,14 +353,17 @@ class Config(Section):
     format: FormatConfig = FormatConfig()
     search: SearchConfig = SearchConfig()
     value: ValueConfig = ValueConfig()
+    outcome: OutcomeConfig = OutcomeConfig()
     choice: ChoiceConfig = ChoiceConfig()
     pairs: PairsConfig = PairsConfig()
     run: RunConfig = RunConfig()
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Config:
-        if self.value.kind != "judge" and (self.judge.spec or self.judge.model):
-            raise ValueError("a judge is named, but nodes are valued by rollouts; add --value judge, or leave it out")
+        if "judge" not in (self.value.kind, self.outcome.name) and (self.judge.spec or self.judge.model):
+            raise ValueError("a judge is named, and nothing asks it; add --value judge or --outcome judge")
+        if self.outcome.votes > 1 and self.outcome.name != "judge":
+            raise ValueError("several verdicts are asked for, but no judge grades the answers; add --outcome judge")
         if self.value.kind != "rollout" and self.completer.spec:
             raise ValueError(f"nodes are valued by a {self.value.kind}, and a completer writes rollouts; leave one out")
         reward = self.pairs.reward
@@ -364,7 +385,7 @@ class Config(Section):
         if is_sampled and self.policy.temperature == 0:
             raise ValueError("greedy decoding always writes the same steps; add --temperature")
         if self.pairs.level == "trajectory" and (reward != "spre" or self.pairs.alpha is not None):
-            raise ValueError("whole trajectories are compared by the F1 of their answers; leave reward and alpha out")
+            raise ValueError("whole trajectories are compared by their outcomes; leave reward and alpha out")
         return self
 
     @property

@@ -33,6 +33,7 @@ T = TypeVar("T")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ALL_OR_NOTHING = frozenset({"yes", "no", "noanswer"})
+_BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+")
 
 
 @lru_cache(maxsize=8_192)  # about the answers and queries of the trees in work
@@ -76,6 +77,30 @@ def cover_match(prediction: str | None, golden_answers: Sequence[str], *, rules:
     (0.0, 1.0)
     """
     return _best(_cover, prediction, golden_answers, rules)
+
+
+def items_of(text: str) -> list[str]:
+    """Return the items of a list in words, normalised, each once: one a line, or between semicolons, else commas.
+
+    >>> items_of("1. Jaws\\n2. The Terminal (2004)"), items_of("Jaws, Duel, and Hook")
+    (['jaws', 'terminal 2004'], ['jaws', 'duel', 'hook'])
+    """
+    lines = [_BULLET.sub("", line) for line in re.split(r"[\n;]", text) if line.strip()]
+    parts = re.split(r",(?:\s*and\b)?|\band\b", text) if len(lines) < 2 else lines
+    return list(dict.fromkeys(filter(None, map(normalize_answer, parts))))
+
+
+def item_f1(prediction: str | None, golden_items: Sequence[Sequence[str]]) -> tuple[float, str]:
+    """Return the F1 in [0, 1] of the items of a list in words, and how many are right, in words.
+
+    A golden item is all ways to write it. Items are compared after normalising.
+
+    >>> item_f1("Jaws, Hook and Alien", [["Jaws"], ["Hook", "Hook (1991 film)"], ["Duel"]])[1]
+    '2 of 3 items, 1 wrong'
+    """
+    named, golden = items_of(prediction or ""), [set(map(normalize_answer, ways)) for ways in golden_items]
+    found = sum(not ways.isdisjoint(named) for ways in golden)
+    return 2 * found / max(1, len(named) + len(golden)), f"{found} of {len(golden)} items, {len(named) - found} wrong"
 
 
 def _best(

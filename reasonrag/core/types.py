@@ -21,7 +21,10 @@ Role = Literal["system", "tools", "user", "assistant", "call", "tool"]
 class Question:
     """A question with its gold answers (FlashRAG's fields, and the name of its data set).
 
-    `metadata` is kept unchanged and never shown to a policy.
+    `metadata` is kept unchanged and never shown to a policy. Outcomes may
+    grade by what else is known of a good answer: a `rubric`, which is a
+    criterion a line, a `reference`, which is a good answer at length, or
+    the `items` of a list, each in all ways to write it.
     """
 
     id: str
@@ -29,6 +32,9 @@ class Question:
     golden_answers: tuple[str, ...]
     dataset: str = ""
     metadata: dict[str, Any] = field(default_factory=dict, compare=False)
+    rubric: str = ""
+    reference: str = ""
+    items: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +206,33 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Grade:
+    """How good an answer is.
+
+    Attributes:
+        value: in [0, 1]; None if it is unknown, which is never 0.
+        reason: in words; of an unknown value, the short name under which it is counted.
+        error: standard error of the value, if it is the mean of several verdicts.
+        calls: verdicts that a judge was asked for.
+    """
+
+    value: float | None
+    reason: str = ""
+    error: float = 0.0
+    calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One attempt at a question: the steps so far, and why it ended (None if unfinished)."""
+    """One attempt at a question: the steps so far, and why it ended (None if unfinished).
+
+    `grade` is that of its answer, if anything but token F1 grades it.
+    """
 
     question: Question
     steps: tuple[Step, ...] = ()
     stop_reason: StopReason | None = None
+    grade: Grade | None = field(default=None, compare=False)
 
     @property
     def answer(self) -> str | None:

@@ -21,7 +21,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.models import DEMO_FORMATS, ModelAddress
 from reasonrag.core.text import exact_match, normalize_answer, token_f1
 from reasonrag.core.types import Action, Answer, Completion, Malformed, Note, Prompt, Question, Search, Step
-from reasonrag.demo.world import RELATIONS, SPLITS, make_world, words
+from reasonrag.demo.world import DEMO_SPLITS, RELATIONS, demo_questions, make_world, words
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.formats.base import Reading
 from reasonrag.llm.base import Sampling
@@ -94,7 +94,8 @@ def knowledge_of(world_seed: int) -> Knowledge:
         for key, value in known.items()
     }
     names = frozenset(normalize_answer(name) for part in parts for name in part.facts)
-    questions = {(q.question, q.golden_answers): q for split in SPLITS for q in world.questions(split)}
+    asked = (question for split in DEMO_SPLITS for question in demo_questions(split, seed=world_seed))
+    questions = {(question.question, question.golden_answers): question for question in asked}
     return Knowledge(facts, names, questions)
 
 

@@ -14,23 +14,24 @@ occurs in training, in any world.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Passage, Question
 
 Split = Literal["train", "dev", "test"]
-DemoSplit = Literal["train", "dev", "test", "train-famous"]
+DemoSplit = Literal["train", "dev", "test", "train-famous", "train-list", "dev-list", "test-list"]
 Kind = Literal["person", "film", "city", "band", "company", "country"]
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 # `train-famous`: the training questions, thinned out so that a third of them need no search.
-DEMO_SPLITS: tuple[DemoSplit, ...] = (*SPLITS, "train-famous")
+# `train-list`, `dev-list`, `test-list`: questions with several answers, all of which have to be given.
+DEMO_SPLITS: tuple[DemoSplit, ...] = (*SPLITS, "train-famous", "train-list", "dev-list", "test-list")
 
 _ENTITIES: dict[Kind, int] = {"person": 48, "film": 30, "city": 24, "band": 20, "company": 20, "country": 8}
 _QUESTIONS: dict[Split, int] = {"train": 600, "dev": 300, "test": 1200}
@@ -175,12 +176,13 @@ class World:
         """The parts of the three splits, then the famous one."""
         return (*self.parts.values(), self.famous)
 
-    def questions(self, split: Split) -> list[Question]:
+    def questions(self, split: Split, kinds: Sequence[str] = _ROUND) -> list[Question]:
         """Return the questions of a split, in a fixed order: about its own entities, and some about famous ones.
 
-        No entity is named by questions of two splits.
+        No entity is named by questions of two splits. The `kinds` follow each other in turn.
         """
-        generator = Random(f"demo questions {self.seed} {split}")
+        part = split if kinds is _ROUND else f"{split}-{kinds[0]}"
+        generator = Random(f"demo questions {self.seed} {part}")
         entities = list(self.famous.facts)
         Random("demo famous entities").shuffle(entities)
         first, last = (round(share * len(entities)) for share in _FAMOUS_SHARE[split])
@@ -189,16 +191,15 @@ class World:
         known = iter(facts)
         drawn: dict[str, Question] = {}
         while len(drawn) < _QUESTIONS[split]:
-            kind = _ROUND[len(drawn) % len(_ROUND)]
+            kind = kinds[len(drawn) % len(kinds)]
             if kind == "known":
                 question = one_hop(self.famous, *next(known), known=True)
             else:
                 question = ask(self.parts[split], kind, generator)
             text = question.question
             if text not in drawn:  # one that comes twice is drawn again
-                question_id = f"{self._stem}-{split}-{len(drawn):06d}"
                 metadata = {**question.metadata, "split": split}
-                drawn[text] = Question(question_id, text, question.golden_answers, "demo", metadata)
+                drawn[text] = replace(question, id=f"{self._stem}-{part}-{len(drawn):06d}", metadata=metadata)
         return list(drawn.values())
 
     def named(self, questions: Iterable[Question]) -> set[str]:
@@ -241,9 +242,9 @@ def famous_facts() -> list[tuple[str, Relation]]:
 
 def demo_questions(split: DemoSplit, *, seed: int = 0, limit: int | None = None) -> list[Question]:
     """Return the first `limit` questions of a split (600 train, 300 dev, 1200 test) of the world with that seed."""
-    if split == "train-famous":
-        return with_famous(make_world(seed).questions("train"), share=1 / 3)[:limit]
-    return make_world(seed).questions(split)[:limit]
+    name, _, part = split.partition("-")
+    questions = make_world(seed).questions(cast(Split, name), ("list",) if part == "list" else _ROUND)
+    return (with_famous(questions, share=1 / 3) if part == "famous" else questions)[:limit]
 
 
 def demo_corpus(seed: int = 0) -> list[Passage]:
@@ -273,7 +274,7 @@ def one_hop(part: Part, name: str, relation: Relation, *, known: bool = False) -
 
 
 def ask(part: Part, kind: str, generator: Random) -> Question:
-    """Draw a question of one kind (`one_hop`, `bridge`, `three_hop`, `comparison`, `yes_no`), without an id.
+    """Draw a question of one kind (`one_hop`, `bridge`, `three_hop`, `comparison`, `yes_no`, `list`), without an id.
 
     `metadata` holds `kind`, `hops` (searches needed), `path` (the searches in order, each with query and
     evidence) and `known` (whether the facts are famous).
@@ -284,7 +285,7 @@ def ask(part: Part, kind: str, generator: Random) -> Question:
             return one_hop(part, generator.choice(part.named(relation.subject)), relation)
         case "bridge" | "three_hop":
             return _chain(part, kind, generator)
-        case "comparison" | "yes_no":
+        case "comparison" | "yes_no" | "list":
             return _pair(part, kind, generator)
     raise ValueError(f"no such kind of question: {kind!r}")
 
@@ -309,17 +310,23 @@ def _chain(part: Part, kind: str, generator: Random) -> Question:
 
 
 def _pair(part: Part, kind: str, generator: Random) -> Question:
-    """Draw a question about two entities: which one comes later in ordered classes, or whether they share a class."""
-    compares = kind == "comparison"
-    with_classes = [relation for relation in RELATIONS if isinstance(relation.target, tuple)]
-    relation = generator.choice([relation for relation in with_classes if bool(relation.more) is compares])
-    same = not compares and generator.random() < 0.5
+    """Draw a question about two entities: which one comes later in ordered classes, whether they share a class, or
+    which two others a relation leads to, as a list in any order.
+    """
+    compares, lists = kind == "comparison", kind == "list"
+    of_type = [relation for relation in RELATIONS if isinstance(relation.target, str) is lists]
+    relation = generator.choice([relation for relation in of_type if bool(relation.more) is compares])
+    same = kind == "yes_no" and generator.random() < 0.5
     while True:
         # Sampled again until the two values differ, or are equal, as the question needs it.
         first_name, second_name = generator.sample(part.named(relation.subject), 2)
         first, second = part.hop(first_name, relation.key), part.hop(second_name, relation.key)
         if (first.value == second.value) is same:
             break
+    if lists:
+        question = _question(kind, relation.ask.format(x=f"{first_name} and {second_name}"), "", [first, second])
+        golden = (f"{first.value} and {second.value}", f"{second.value} and {first.value}")
+        return replace(question, golden_answers=golden, items=((first.value,), (second.value,)))
     if compares:
         text, answer = f"Which is {relation.more}, {first_name} or {second_name}?", larger(relation, first, second)
     else:
@@ -352,7 +359,7 @@ def write_world(source: Path, out: Path) -> dict[str, int]:
     Folder(out, "demo world", "corpus.jsonl").claim()
     files = {"corpus": [{"id": passage.id, "contents": passage.contents} for passage in demo_corpus()]}
     for split in DEMO_SPLITS:
-        columns = ("id", "question", "golden_answers", "metadata")
+        columns = ["id", "question", "golden_answers", "metadata", *["items"] * split.endswith("-list")]
         files[split] = [{name: getattr(question, name) for name in columns} for question in demo_questions(split)]
     for name, rows in files.items():
         write_text(out / f"{name}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -27,10 +27,11 @@ from reasonrag.core.types import (
     Span,
     Step,
 )
-from reasonrag.dpo.pairs import in_test_split, open_turn, path_from_root, repeated_questions
+from reasonrag.dpo.pairs import in_test_split, open_turn, path_from_root, path_outcome, repeated_questions
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText
 from reasonrag.formats import Format, open_format
 from reasonrag.spre.decisions import content_of, step_end
+from reasonrag.spre.estimate import outcome_of
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths
 from reasonrag.storage.tables import tree_schema
@@ -39,14 +40,14 @@ from reasonrag.training.settings import SFTSettings
 FORCED = "forced answer"
 _NODE_COLUMNS = (
     *("dataset", "question_id", "question", "node_id", "parent_id", "depth", "action", "content", "stop_reason"),
-    *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids", "passages", "f1"),
+    *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids", "passages", "f1", "grade"),
 )
 _OPEN_TAG = re.compile(r"<\w+>$")
 _ACTIONS: dict[str, Callable[[str], Action]] = {"query": Search, "evidence": Note, "answer": Answer}
 
 
 def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
-    """Read the best trajectories of each question: highest F1, notes that support it, fewest steps; equal ones once.
+    """Read the best trajectories of each question: best outcome, supporting notes, fewest steps; equal ones once.
 
     A step is one row, once per question, after the prompt that the policy saw. The
     answer is also one after the prompt of the last step, which demands it; or, if it
@@ -74,11 +75,13 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         distinct: dict[tuple[object, ...], list[Row]] = {}
         for node in tree:
             steps = path_from_root(tree, node)
-            is_good = node["f1"] is not None and node["f1"] >= settings.min_reward
+            is_good = outcome_of(node) is not None and path_outcome([node]) >= settings.min_reward
             if is_good and all(step["action"] in _ACTIONS for step in steps):
                 distinct.setdefault(tuple(map(content_of, steps)), steps)
         # The paper's preference for short paths comes last: the shortest of all guesses instead of searching.
-        ranked = sorted(distinct.values(), key=lambda steps: (-steps[-1]["f1"], not _is_supported(steps), len(steps)))
+        ranked = sorted(
+            distinct.values(), key=lambda steps: (-path_outcome(steps), not _is_supported(steps), len(steps))
+        )
         best = ranked[: settings.per_question]
         question_count += 1
         learned_questions += bool(best)
@@ -92,7 +95,7 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         splits[split] += rows.values()
     if not splits["train"]:
         raise DataError(
-            f"{data}: none of {question_count} questions has a complete trajectory with an F1 of --min-reward "
+            f"{data}: none of {question_count} questions has a complete trajectory with an outcome of --min-reward "
             f"({settings.min_reward:g}) that is not held out; lower it, build trees of more questions, or lower "
             "--test-share"
         )
@@ -100,7 +103,7 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         "trajectories": len(learned),
         "questions": learned_questions,
         "of_questions": question_count,
-        "mean_f1": fmean(steps[-1]["f1"] for steps in learned),
+        "mean_outcome": fmean(map(path_outcome, learned)),
         "mean_steps": fmean(map(len, learned)),
     }
     fingerprint = (summary.get("content") or {}).get("prompts") or format.fingerprint

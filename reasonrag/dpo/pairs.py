@@ -1,5 +1,5 @@
 """Trees to preference pairs: sibling steps by process reward (RAG-ProGuide, arXiv:2505.14069, sec. 2.2.3), and whole
-trajectories by the F1 of their answers, as an outcome reward compares them.
+trajectories by the outcome of their answers, as an outcome reward compares them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from reasonrag.spre.decisions import (
     step_end,
     stopping,
 )
-from reasonrag.spre.estimate import Weighting
+from reasonrag.spre.estimate import Weighting, outcome_of
 from reasonrag.storage.parquet import Row, by_question, read_batches
 from reasonrag.storage.tables import tree_schema
 
@@ -36,7 +36,7 @@ Question = tuple[str, str]  # data set and id
 NODE_COLUMNS = (
     *("dataset", "question_id", "node_id", "parent_id", "depth", "origin", "action", "content", "prompt", "prefix"),
     *("stop", "text", "finish_reason", "token_ids", "prompt_tokens", "visits", "valued", "value", "f1"),
-    "passages.list.element.id",
+    *("passages.list.element.id", "grade"),
 )
 
 # A margin of exactly the threshold counts; this keeps 0.81 - 0.80 from falling short of 0.01 by rounding.
@@ -156,14 +156,14 @@ def derive_trajectory_pairs(
     others. A trajectory with a step that could not be parsed is never chosen.
     Pairs that other trees repeat or reverse are left out, as in `derive_pairs`.
 
-    The arguments are those of `derive_pairs`; `min_margin` is the smallest difference of F1, in [0, 1].
+    The arguments are those of `derive_pairs`; `min_margin` is the smallest difference of outcomes, in [0, 1].
     """
     left_out = Counter() if left_out is None else left_out
     for tree, seen in _trees(nodes, repeated):
         ranked = _ranked_trajectories(tree)
         parseable = [path for path in ranked if all(step["action"] != "malformed" for step in path)]
         for best, worst in zip(parseable, reversed(ranked), strict=False):
-            if best[-1]["f1"] - worst[-1]["f1"] < max(min_margin - _ROUNDING, _ROUNDING):
+            if path_outcome(best) - path_outcome(worst) < max(min_margin - _ROUNDING, _ROUNDING):
                 break  # margins only shrink from here, and stopping keeps every trajectory in at most one pair
             pair = _trajectory_pair(best, worst, read_ids=read_ids)
             if pair["rejected_steps"] and _new(seen, left_out, pair["chosen_steps"], pair["rejected_steps"]):
@@ -362,15 +362,20 @@ def _step_pair(chosen: Side, rejected: Side, reward: PairReward) -> Row:
 
 
 def _ranked_trajectories(tree: Sequence[Row]) -> list[list[Row]]:
-    """Return the distinct complete trajectories of a tree, best F1 first; ties in a fixed pseudo-random order."""
+    """Return the distinct complete trajectories of a tree, best outcome first; ties in a fixed pseudo-random order."""
     distinct: dict[tuple[str, ...], list[Row]] = {}
     for node in tree:
-        if node["f1"] is not None:
+        if outcome_of(node) is not None:
             path = path_from_root(tree, node)
             distinct.setdefault(tuple(step["text"] for step in path), path)
     return sorted(
-        distinct.values(), key=lambda path: (-path[-1]["f1"], _digest(path[-1]["question_id"], path[-1]["node_id"]))
+        distinct.values(), key=lambda path: (-path_outcome(path), _digest(path[-1]["question_id"], path[-1]["node_id"]))
     )
+
+
+def path_outcome(path: Sequence[Row]) -> float:
+    """Return the outcome of the answer that ends a path; 0 without one."""
+    return outcome_of(path[-1]) or 0.0
 
 
 def path_from_root(tree: Sequence[Row], node: Row) -> list[Row]:
@@ -411,13 +416,12 @@ def _span(text: str, token_ids: list[int] | None = None) -> Row:
 def _trajectory_pair(best: Sequence[Row], worst: Sequence[Row], *, read_ids: bool) -> Row:
     shared = 0
     while best[shared]["text"] == worst[shared]["text"] and best[shared]["prompt"] == worst[shared]["prompt"]:
-        shared += 1  # this ends: their answers have different F1, so some step differs
-    chosen, rejected = best[-1], worst[-1]
+        shared += 1  # this ends: their answers have different outcomes, so some step differs
     pair: Row = {
-        "question_id": chosen["question_id"],
-        "dataset": chosen["dataset"],
+        "question_id": best[-1]["question_id"],
+        "dataset": best[-1]["dataset"],
         "depth": shared,
-        "margin": chosen["f1"] - rejected["f1"],
+        "margin": path_outcome(best) - path_outcome(worst),
     }
     for side, path in (("chosen", best), ("rejected", worst)):
         steps, token_ids, turns = [], [], []
@@ -430,7 +434,7 @@ def _trajectory_pair(best: Sequence[Row], worst: Sequence[Row], *, read_ids: boo
         pair[f"{side}_steps"] = steps
         pair[f"{side}_token_ids"] = token_ids if any(token_ids) else None
         pair[f"{side}_turns"] = turns if any(turns) else None
-        pair |= {f"{side}_reward": path[-1]["f1"], f"{side}_node_id": path[-1]["node_id"]}
+        pair |= {f"{side}_reward": path_outcome(path), f"{side}_node_id": path[-1]["node_id"]}
     return pair
 
 

@@ -111,7 +111,7 @@ def train_sft(settings: SFTSettings, out: Path | None, *, log: Log = print) -> T
             preferences = read_demonstrations(data_of(settings), settings)
             run.log(
                 "demonstrations: {trajectories} trajectories, of {questions} of {of_questions} questions, "
-                "{mean_f1:.2f} F1 and {mean_steps:.1f} steps on average".format(**preferences.trajectories or {})
+                "outcome {mean_outcome:.2f}, {mean_steps:.1f} steps on average".format(**preferences.trajectories or {})
             )
         pairs = tokenise(preferences, settings, run.chat, context=run.source.context(), log=run.log)
         return TrainingData(pairs.checksum, pairs.card, pairs.facts, partial(step_rows, pairs))

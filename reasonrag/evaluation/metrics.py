@@ -9,19 +9,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import Rules, cover_match, exact_match, one_line, token_f1
-from reasonrag.core.types import Malformed, Question, Search, StopReason, Trajectory
+from reasonrag.core.types import Grade, Malformed, Question, Search, StopReason, Trajectory
 from reasonrag.formats.base import PromptSet, Reading
 from reasonrag.llm.base import LLM
 from reasonrag.pipeline.tables import step_columns
-from reasonrag.rewards.base import cause_of
+from reasonrag.rewards.answers import JudgeOutcome
+from reasonrag.rewards.base import Outcome, cause_of, grades_of
 from reasonrag.rewards.hiprag import StepFlag, detect
-from reasonrag.rewards.judge import JudgeService, answer_matches, templates_fingerprint
+from reasonrag.rewards.judge import templates_fingerprint
 from reasonrag.storage.parquet import Row
 from reasonrag.storage.tables import trajectory_schema
 
@@ -39,19 +40,20 @@ _TEXTS = {
     "lasj": ("judge/answer",),
     "osr": ("judge/same_meaning", "hiprag/direct"),
     "usr": ("judge/step_holds",),
+    "outcome": ("judge/answer", "judge/grade"),
 }
-COUNTED_AS = {"lasj": "answer", "osr": "over", "usr": "under"}
+COUNTED_AS = {"lasj": "answer", "osr": "over", "usr": "under", "outcome": "outcome"}
 
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """A judge, and the metrics of `JUDGED` that it is asked for."""
+    """A judge, and the metrics that it is asked for: some of `JUDGED`, and "outcome" if it is the outcome."""
 
     model: JudgeConfig
     metrics: tuple[str, ...] = JUDGED
 
     def __post_init__(self) -> None:
-        if not self.metrics or not set(self.metrics) <= set(JUDGED):
+        if not self.metrics or not set(self.metrics) <= {*JUDGED, "outcome"}:
             raise ConfigError(f"a judge is asked for some of {', '.join(JUDGED)}, not for {', '.join(self.metrics)!r}")
 
     def check(self, prompts: PromptSet) -> None:
@@ -86,6 +88,7 @@ class Verdicts:
     lasj: bool | None = None
     searches: StepCounts | None = None  # steps with a search; needless ones are suboptimal
     own_steps: StepCounts | None = None  # steps without a search; false ones are suboptimal
+    grade: Grade | None = None  # None if the outcome is F1
 
 
 NOT_JUDGED = Verdicts()
@@ -95,13 +98,15 @@ NOT_JUDGED = Verdicts()
 class Examiner:
     """Asks a judge about all attempts of one policy, right or wrong, in form or not: eq. 2 is over all their steps."""
 
-    judge: JudgeService  # with the prompts of the policy's format: one of them, `hiprag/direct`, is sent to the policy
+    judge: Any  # a `JudgeService` if `metrics` ask one; one of its prompts, `hiprag/direct`, is sent to the policy
     policy: LLM  # made the attempts; it is asked again, by greedy decoding and without a search
     metrics: Sequence[str]  # some of `JUDGED`
+    outcome: Outcome | None = None  # grades the answers
 
     def describe(self) -> dict[str, Any]:
-        metrics = [metric for metric in JUDGED if metric in self.metrics]
-        return {"model": self.judge.llm.name, "prompts": templates_fingerprint(self.judge.prompts), "metrics": metrics}
+        metrics = [metric for metric in JUDGED if metric in self.metrics] + ["outcome"] * bool(self.outcome)
+        model, prompts = (self.judge.llm.name, templates_fingerprint(self.judge.prompts)) if self.judge else ("", "")
+        return {"model": model, "prompts": prompts, "metrics": metrics}
 
     async def examine(self, trajectory: Trajectory, reading: Reading, counts: Counter[str]) -> Verdicts:
         """Return the verdicts on a finished attempt, given also as its format reads it.
@@ -111,24 +116,24 @@ class Examiner:
         name: `answer.asked`, `answer.unknown`, `answer.CAUSE`; `over.*` and
         `under.*` as `rewards.hiprag.detect` counts them; `regenerated`.
         """
-        lasj = None
+        lasj = grade = None
         if "lasj" in self.metrics:
-            # A missing answer means nothing, and costs no call.
-            lasj = False if trajectory.answer is None else await self._is_right(trajectory, counts)
+            right = await self._grade(JudgeOutcome(self.judge, golden=True), trajectory, counts, "answer")
+            lasj = None if right.value is None else right.value > 0
+        if self.outcome is not None:
+            grade = await self._grade(self.outcome, trajectory, counts, "outcome")
         over, under = "osr" in self.metrics, "usr" in self.metrics
         flags = await self._flags(reading, counts, over=over, under=under) if over or under else []
         searches = StepCounts.of(flags, "search") if over else None
-        return Verdicts(lasj, searches, StepCounts.of(flags, "own") if under else None)
+        return Verdicts(lasj, searches, StepCounts.of(flags, "own") if under else None, grade)
 
-    async def _is_right(self, trajectory: Trajectory, counts: Counter[str]) -> bool | None:
-        """Return whether the answer means the same as a golden one; None if the judge fails."""
-        counts["answer.asked"] += 1
-        try:
-            return await answer_matches(self.judge, trajectory.answer or "", trajectory.question.golden_answers)
-        except Exception as error:
-            # A failure is never a score: the verdict is unknown.
-            counts.update(["answer.unknown", f"answer.{cause_of(error)}"])
-            return None
+    async def _grade(self, outcome: Outcome, trajectory: Trajectory, counts: Counter[str], name: str) -> Grade:
+        """Return the grade of an answer, and count it; a missing answer costs no call."""
+        counts[f"{name}.asked"] += trajectory.answer is not None
+        (grade,) = await grades_of(outcome, [trajectory])
+        if grade.value is None:
+            counts.update([f"{name}.unknown", f"{name}.{grade.reason}"])
+        return grade
 
     async def _flags(self, reading: Reading, counts: Counter[str], *, over: bool, under: bool) -> list[StepFlag]:
         """Return a flag per step; steps of a metric that is not asked for cost no call."""
@@ -194,6 +199,10 @@ def _answer_metric(metric: Callable[..., float]) -> Callable[[Attempt], Value]:
     )
 
 
+def _outcome(attempt: Attempt) -> float | None:
+    return getattr(attempt.verdicts.grade, "value", None)
+
+
 def _is_well_formed(attempt: Attempt) -> float:
     """Return the result of the format's checker; without one, an attempt needs an answer and readable steps."""
     if attempt.reading is not None:
@@ -241,6 +250,7 @@ METRICS: dict[str, Metric] = {
         Metric("em", "EM", "the answer equals a golden answer", _answer_metric(exact_match), shown_in=_CHARTED),
         Metric("f1", "F1", "overlap of words with the golden answer", _answer_metric(token_f1), shown_in=_CHARTED),
         Metric("acc", "ACC", "the prediction contains a golden answer", _answer_metric(cover_match), shown_in=_MAIN),
+        Metric("outcome", "outcome", "the outcome by --outcome", _outcome, shown_in=_CHARTED, judged=True),
         Metric("retrievals", "searches", "searches (RC)", _searches, shown_in=_MAIN),
         Metric("steps", "steps", "decisions of the policy", _steps, shown_in=_MAIN),
         Metric("forced", "forced answers", "share of answers forced at the step limit", _is_forced),
@@ -347,6 +357,7 @@ def trajectory_row(attempt: Attempt, values: dict[str, Value]) -> Row:
         "well_formed": reading.well_formed,
         "reason": reading.reason,
         "trajectory": list(map(step_columns, trajectory.steps)),
+        "grade": attempt.verdicts.grade and asdict(attempt.verdicts.grade),
         **values,
     }
     return {name: row[name] for name in trajectory_schema().names}

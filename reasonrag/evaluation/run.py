@@ -63,6 +63,7 @@ from reasonrag.pipeline.parts import (
 from reasonrag.pipeline.tables import count_calls
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.retrieval.base import BatchedRetriever, Retriever
+from reasonrag.rewards.answers import check_outcome, open_outcome
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
 from reasonrag.storage.files import write_json
 from reasonrag.storage.folder import Folder, RunFolder
@@ -77,7 +78,7 @@ _UNTRAINED = ("extractive",)
 SWEPT = ("policy.temperature", "format.max_steps", "format.max_searches", "retrieval.top_k")
 _CHOICE = ("choice.candidates", "choice.best_of", "choice.rule")
 # Settings of tree search, which no evaluation depends on.
-_TREE_SETTINGS = ("search.", "value.", "judge.", "pairs.")
+_TREE_SETTINGS = ("search.", "value.", "judge.", "pairs.", "outcome.")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?")  # Windows drops a last dot
 _RESERVED = frozenset({"plots", "report", "report.md", "metrics.json"})
 
@@ -134,6 +135,8 @@ class Evaluation:
         configs = {name: as_served(config, out / name) for name, config in configs.items()}
         for config in configs.values():  # check all of them before the first call is paid for
             check_llm(config.policy, "policy")
+        if judging is None and (first := next(iter(configs.values()))).outcome.verdicts:
+            judging = Judging(first.judge, ("outcome",))
         if judging is not None:
             judging = replace(judging, model=_judge_as_served(judging.model))
             for config in configs.values():
@@ -152,6 +155,8 @@ class Evaluation:
         settings = [config for points in self.points.values() for _, config in points]
         self.progress = Progress(len(self.questions) * len(settings), part="steps")
         self.progress.planned = len(self.questions) * sum(map(_most_steps, settings))
+        self.graded = settings[0].outcome.name != "f1"
+        check_outcome(settings[0].outcome)
         self._draining = False
         self._folder: RunFolder | None = None
         self._judge: LLM | None = None
@@ -265,7 +270,7 @@ class Evaluation:
         policy = JournaledLLM(llm, folder.journal, kind="policy", concurrency=config.policy.concurrency)
         self.progress.open(policy)
         engines = [policy.slots]
-        examiner = None
+        examiner = judge = None
         if self._judge is not None and self.judging is not None:
             # The judge's replies go to the journal of the policy that they are about.
             model = self.judging.model
@@ -273,7 +278,9 @@ class Evaluation:
             engines.append(journaled.slots)
             self.progress.open(journaled)
             judge = judge_service(journaled, model, PromptSet.find(config.format.prompts))
-            examiner = Examiner(judge, policy, self.judging.metrics)
+        outcome = open_outcome(config.outcome, judge) if self.graded else None
+        if judge or outcome:
+            examiner = Examiner(judge, policy, self.judging.metrics if self.judging else (), outcome)
         retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
         async with show(self) if show else contextlib.nullcontext():
             parts = Parts(self.questions, self.retriever, format, llm, self._judge, {})
@@ -297,9 +304,8 @@ class Evaluation:
     ) -> Outcome:
         """Make one attempt at each question; give up once more than `run.max_failed` of them have failed."""
         outcome = Outcome(setting, [None] * len(self.questions), [None] * len(self.questions))
-        shards = ShardWriter(
-            folder.path / "trajectories", setting.name, trajectory_schema(), shard_rows=_SHARD_ROWS, keep_empty=True
-        )
+        place, schema = folder.path / "trajectories", trajectory_schema(graded=self.graded)
+        shards = ShardWriter(place, setting.name, schema, shard_rows=_SHARD_ROWS, keep_empty=True)
         # Rows are written in the order of the questions; a row
         # that is finished before an earlier one waits here.
         waiting: dict[int, Row | None] = {}
@@ -398,7 +404,7 @@ def _open_shared(configs: Mapping[str, Config], questions: list[Question] | None
     for name, config in others:
         if _shared_settings(config) != _shared_settings(first):
             raise ConfigError(
-                f"policies {first_name} and {name} differ in seed, questions or corpus; give them the same"
+                f"policies {first_name} and {name} differ in seed, questions, corpus or outcome; give them the same"
             )
     questions = questions if questions is not None else open_questions(first)
     return questions, open_retriever(first, questions)
@@ -407,7 +413,7 @@ def _open_shared(configs: Mapping[str, Config], questions: list[Question] | None
 def _shared_settings(config: Config) -> list[Any]:
     """Return the settings of questions and search, without how passages are shown."""
     shown = {"top_k", "passage_order", "max_passage_chars"}
-    return [config.seed, config.questions, config.retrieval.model_dump(exclude=shown)]
+    return [config.seed, config.questions, config.retrieval.model_dump(exclude=shown), config.outcome]
 
 
 def release_memory() -> None:

@@ -269,9 +269,9 @@ def _judged(metrics: Sequence[str], outcome: Outcome) -> Metrics:
     for metric in metrics:
         known = unknown = 0
         # Answers are counted by request: an attempt without an answer is wrong, and is not asked about.
-        if metric == "lasj":
-            unknown = outcome.asked["answer.unknown"]
-            known = outcome.asked["answer.asked"] - unknown
+        if metric in ("lasj", "outcome"):
+            unknown = outcome.asked[f"{COUNTED_AS[metric]}.unknown"]
+            known = outcome.asked[f"{COUNTED_AS[metric]}.asked"] - unknown
         for verdicts in outcome.verdicts:
             steps = {"osr": verdicts.searches, "usr": verdicts.own_steps}.get(metric) if verdicts else None
             if steps is not None:

@@ -194,9 +194,9 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
         "policies": "A setting is named by temperature (t), step limit (s) and passages per search (k). Calls "
         "count everything in the policy's folder, also other settings of a sweep.",
         "results": "A missing answer scores 0; a question that failed because of a backend is not scored.",
-        "judge": f"Judged by {inert_markdown(judge['model'])} (prompts {judge['prompts']}). OSR and USR are over all "
-        "known steps of all attempts, right or wrong (HiPRAG, eq. 2). A verdict is unknown if the judge failed, or if "
-        "the step says nothing that can be judged.",
+        "judge": f"Judged by {inert_markdown(judge['model'] or 'no model')} (prompts {judge['prompts']}). OSR and USR "
+        "are over all known steps of all attempts, right or wrong (HiPRAG, eq. 2). A verdict is unknown if the judge "
+        "failed, or if the step says nothing that can be judged.",
         "differences": " ".join(
             [bold_note(metrics["differences"]), *(f"{inert_markdown(text)}." for text in metrics["asked_differently"])]
         ),

@@ -81,7 +81,7 @@ class Node:
 
 
 class Tree:
-    """Nodes by id, in the order of their creation; node 0 is the root. `verdicts` counts the calls of its judge."""
+    """Nodes by id, in the order of their creation; node 0 is the root. `verdicts` counts those of its judge."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
@@ -96,6 +96,7 @@ class Tree:
         """Add a child to `parent`; `trajectory` is the parent's with one more step."""
         node = Node(len(self.nodes), parent.id, trajectory, origin)
         self.nodes.append(node)
+        self.verdicts += trajectory.grade.calls if trajectory.grade else 0
         if origin is not Origin.COMPLETION:  # the search goes on below its policy's own steps alone
             parent.children.append(node.id)
         return node
@@ -234,6 +235,7 @@ class TreeSearch:
         completed = 0
         recorded = self.recorded(question)
         for number, trajectory in enumerate(recorded):
+            trajectory = await self.engine.graded(trajectory)
             evaluation = await self.evaluator.evaluate(trajectory, seed=seed("recorded", number, 0))
             tree.verdicts += evaluation.calls
             graft(tree, tree.root, trajectory, evaluation.value, Origin.RECORDED)
@@ -370,7 +372,7 @@ def graft(tree: Tree, node: Node, rollout: Trajectory, value: float | None, orig
     """Add the steps of a rollout below the node that it started from, each visited once, by this rollout."""
     for depth in range(node.depth + 1, len(rollout.steps) + 1):
         ended = depth == len(rollout.steps)
-        prefix = Trajectory(rollout.question, rollout.steps[:depth], rollout.stop_reason if ended else None)
+        prefix = rollout if ended else Trajectory(rollout.question, rollout.steps[:depth])
         node = tree.add(node, prefix, origin)
         node.visits = 1
         node.back_up(value)

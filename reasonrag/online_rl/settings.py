@@ -18,6 +18,7 @@ from reasonrag.core.config import (
     FormatConfig,
     JudgeConfig,
     ModelConfig,
+    OutcomeConfig,
     QuestionsConfig,
     RetrievalConfig,
     RunConfig,
@@ -137,6 +138,7 @@ class RLSettings(TrainSettings):
     format: FormatConfig = FormatConfig(name="search_r1", max_steps=5)
     judge: JudgeConfig = JudgeConfig()
     reward: RewardSettings = RewardSettings()
+    outcome: OutcomeConfig = OutcomeConfig(name="")
     plans: str | None = execution(
         None, "reference plans for the reward search-p1: a file that `rl plan` wrote", "--plans"
     )

@@ -22,6 +22,7 @@ from reasonrag.pipeline.parts import check_llm, judge_service, open_llm, open_qu
 from reasonrag.retrieval.base import BatchedRetriever, MemoryStore, Retriever
 from reasonrag.retrieval.encoders import open_encoder
 from reasonrag.rewards import Reward, RewardParts, open_reward, reward_needs
+from reasonrag.rewards.answers import check_outcome, open_outcome
 from reasonrag.rewards.base import MISSING
 from reasonrag.rewards.judge import templates_fingerprint
 from reasonrag.storage.files import short_hash, size_and_digest
@@ -130,7 +131,10 @@ def needs_of(settings: RLSettings, format: Format) -> frozenset[str]:
     given = {part for part, source in sources.items() if source is not None}
     needs = reward_needs(settings.reward, format)
     if needs is None:  # a user's class that declares nothing: whatever there is
-        return frozenset(given | {"encoder"})
+        needs = frozenset(given | {"encoder"})
+    check_outcome(settings.outcome)
+    if settings.outcome.name == "judge":
+        needs |= {"judge"}
     for part in sorted({"judge", "plans", "scorer"} & needs - given):
         raise ConfigError(f"reward {name} needs {MISSING[part]}")
     for part, flag in (("plans", "--plans"), ("scorer", "--prm")):
@@ -216,6 +220,8 @@ def open_task_reward(
         llm = JournaledLLM(open_llm(settings.judge.llm, "judge"), calls, kind="judge")
         opened.push_async_callback(llm.aclose)
         parts = replace(parts, judge=judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts)))
+    if settings.outcome.name:
+        parts = replace(parts, outcome=open_outcome(settings.outcome, parts.judge))
     return open_reward(reward, parts)
 
 

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core import event_loop
-from reasonrag.core.config import Config
+from reasonrag.core.config import Config, OutcomeConfig
 from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
 from reasonrag.dpo.pairs import rivals_of
 from reasonrag.formats import PromptSet, open_format
@@ -30,6 +31,7 @@ from reasonrag.pipeline.parts import (
 from reasonrag.pipeline.tables import count_calls, export_pairs, export_trees, finish_shard, rules_of, tree_rows
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.retrieval.base import BatchedRetriever
+from reasonrag.rewards.answers import graded, open_outcome
 from reasonrag.rewards.judge import TRIES
 from reasonrag.rollout import callable_in_notebooks, derive_seed, gather_all
 from reasonrag.spre.decisions import confidence
@@ -81,6 +83,9 @@ def build_trees(
         config = as_served(config, Path(out))
         parts = open_parts(config)
     parts = replace(parts, questions=cut(parts.questions, shard.of)[shard.number])
+    if parts.outcome is not None:  # the run is named after it
+        name = getattr(parts.outcome, "__name__", type(parts.outcome).__name__)
+        config = config.model_copy(update={"outcome": OutcomeConfig(name=name)})
     with RunFolder.open(Path(out), config, parts.content, shard=shard) as run:
         build = Build(config, parts, run)
 
@@ -91,7 +96,7 @@ def build_trees(
             await build.confirm(tree)
             # SPRE of every node, over the complete trajectories through it. A node is a row.
             rows = tree_rows(tree, build.parts.format, alpha=config.value.alpha, weighting=config.value.weighting)
-            await run.journal.put_tree(question.dataset, question.id, pack(rows, tree_schema()))
+            await run.journal.put_tree(question.dataset, question.id, pack(rows, tree_schema(graded=build.graded)))
             build.progress.written["nodes"] += len(rows)
 
         async def keep_failure(place: int, question: Question, cause: str, error: Exception) -> None:
@@ -135,6 +140,7 @@ class Build:
         search: builds the tree of a question.
         engines: the requests in flight of the policy and the judge.
         progress: of this process.
+        graded: whether the answers have grades, as their outcome is not token F1.
     """
 
     def __init__(self, config: Config, parts: Parts, run: RunFolder) -> None:
@@ -146,6 +152,12 @@ class Build:
         self.progress.open(self.policy)
         self.engines = [self.policy.slots]
         retriever = BatchedRetriever.of_run(parts.retriever, run.journal)
+        judge = None
+        if parts.judge is not None:
+            judging = JournaledLLM(parts.judge, run.journal, kind="judge", concurrency=config.judge.concurrency)
+            self.engines.append(judging.slots)
+            self.progress.open(judging)
+            judge = judge_service(judging, config.judge, PromptSet.find(config.format.prompts))
         engine = open_engine(config, self.policy, retriever, parts.format, parts.scorer)
         self.completing = engine
         if parts.completer is not None:
@@ -153,17 +165,17 @@ class Build:
             self.engines.append(completer.slots)
             self.progress.open(completer)
             self.completing = open_engine(config, completer, retriever, parts.format, parts.scorer)
+        self.graded = config.outcome.name != "f1"
+        if self.graded:
+            engine.grade = partial(graded, open_outcome(config.outcome, judge, parts.outcome))
+            self.completing.grade = engine.grade
         evaluator: Evaluator
         if config.value.kind == "prm" and parts.scorer is not None:
             evaluator = PRMEvaluator(parts.scorer, alpha=config.value.alpha)
-        elif parts.judge is None:
-            evaluator = RolloutEvaluator(self.completing, k=config.value.rollouts, alpha=config.value.alpha)
+        elif config.value.kind == "judge" and judge is not None:
+            evaluator = JudgeEvaluator(judge)
         else:
-            judge = JournaledLLM(parts.judge, run.journal, kind="judge", concurrency=config.judge.concurrency)
-            self.engines.append(judge.slots)
-            self.progress.open(judge)
-            prompts = PromptSet.find(config.format.prompts)
-            evaluator = JudgeEvaluator(judge_service(judge, config.judge, prompts))
+            evaluator = RolloutEvaluator(self.completing, k=config.value.rollouts, alpha=config.value.alpha)
         # Each step of a recorded agent is branched before the search goes its own way.
         recorded = parts.format.trajectories if isinstance(parts.format, RecordedFormat) else {}
         self.search = TreeSearch(
@@ -212,7 +224,8 @@ class Build:
         if search.max_calls is None:
             return list(sides)
         calls_left = search.max_calls - (len(tree.nodes) - 1) * config.choice.candidates - tree.verdicts
-        longest = config.fresh_rollouts * config.format.max_steps * config.choice.candidates
+        longest = config.format.max_steps * config.choice.candidates + config.outcome.verdicts
+        longest *= config.fresh_rollouts
         return list(sides)[: max(calls_left, 0) // longest]
 
     def unfinished(self) -> list[Question]:
@@ -239,7 +252,7 @@ class Build:
         failed = Counter[str]()
         for dataset, question_id, cause, _ in run.journal.failures():
             failed[cause] += (dataset, question_id) in keys
-        trees = export_trees(run, parts.questions)
+        trees = export_trees(run, parts.questions, graded=self.graded)
         summary = {
             "questions": {
                 "total": len(parts.questions),
@@ -255,6 +268,7 @@ class Build:
             "content": parts.content,
             "policy": parts.policy.name,
             "judge": parts.judge.name if parts.judge else None,
+            "outcome": config.outcome.name,
             **({"prm": parts.scorer.name} if parts.scorer else {}),
             **({"completer": parts.completer.name} if parts.completer else {}),
             "versions": versions(),
@@ -268,13 +282,16 @@ def most_calls(config: Config) -> dict[str, int]:
     search, choices, value = config.search, config.choice.candidates, config.value
     # An iteration is one step, and with rollouts (Eq. 1) k completions of it to the step limit.
     rollout_steps = value.rollouts * max(config.format.max_steps - 1, 0) if value.kind == "rollout" else 0
-    per_iteration = Counter(policy=choices, judge=int(value.kind == "judge"))
+    answers = value.rollouts if value.kind == "rollout" else 1
+    per_iteration = Counter(policy=choices, judge=int(value.kind == "judge") + config.outcome.verdicts * answers)
     completing = "completer" if config.completer.spec else "policy"
     per_iteration[completing] += rollout_steps * choices
     most = Counter({role: search.iterations * calls for role, calls in per_iteration.items()})
     # Both sides of each pair are confirmed by rollouts to the step limit, or by answers of the policy.
     nodes = search.iterations * (1 + rollout_steps)
-    fresh = config.fresh_rollouts * min(2 * config.pairs.per_question or nodes, nodes) * choices
+    rollouts = config.fresh_rollouts * min(2 * config.pairs.per_question or nodes, nodes)
+    most["judge"] += rollouts * config.outcome.verdicts
+    fresh = rollouts * choices
     most[completing] += fresh * max(config.format.max_steps - 1, 1)
     most["policy"] += fresh if config.completer.spec else 0
     if search.max_calls is not None:  # iterations in flight are completed, as `TreeSearch` says

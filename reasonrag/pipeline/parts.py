@@ -33,6 +33,7 @@ from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.model_folder import adapter_base
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.open import open_index
+from reasonrag.rewards.answers import check_outcome
 from reasonrag.rollout import Engine, FirstSteps, callable_in_notebooks
 from reasonrag.storage.folder import RunFolder
 from reasonrag.storage.questions import (
@@ -66,10 +67,11 @@ class Parts:
     retriever: Retriever
     format: Format
     policy: LLM
-    judge: LLM | None  # None if nodes are valued by rollouts
+    judge: LLM | None  # None if it neither values nodes nor grades answers
     content: dict[str, str]
     scorer: StepScorer | None = None
     completer: LLM | None = None  # None if the policy completes its trajectories itself
+    outcome: Any = None  # a function or an `Outcome` of yours; None opens that of the configuration
 
     async def aclose(self) -> None:
         for part in (self.policy, self.judge, self.completer, self.retriever, self.scorer):
@@ -84,13 +86,18 @@ def open_parts(
     retriever: Retriever | None = None,
     format: Format | None = None,
     policy: LLM | None = None,
+    outcome: Any = None,
 ) -> Parts:
     """Open everything that the configuration names; a part that is given as an object is taken instead.
+
+    An `outcome` is a function that `outcome.name` could name (docs/extend.md).
 
     Raises:
         ConfigError, DataError: a part does not exist or cannot work; one line names it and the remedy.
     """
     # Before anything is downloaded.
+    if outcome is None:
+        check_outcome(config.outcome)
     if policy is None:
         check_llm(config.policy, "policy")
         name, address = config.format.name, config.policy.address
@@ -111,10 +118,14 @@ def open_parts(
         "policy": policy.name,
     }
     judge = None
-    if config.value.kind == "judge":
+    if "judge" in (config.value.kind, config.outcome.name):
         judge = _open_judge_model(config, policy)
-        prompt = PromptSet.find(config.format.prompts).text("judge/process")
-        content |= {"judge": judge.name, "judge_prompt": fingerprint(prompt)}
+        content["judge"] = judge.name
+        prompts = PromptSet.find(config.format.prompts)
+        if config.value.kind == "judge":
+            content["judge_prompt"] = fingerprint(prompts.text("judge/process"))
+        if config.outcome.name == "judge":
+            content["outcome_prompts"] = fingerprint(prompts.text("judge/answer"), prompts.text("judge/grade"))
     scorer = open_step_scorer(config, format)
     if scorer is not None:
         content["prm"] = scorer.name
@@ -123,7 +134,7 @@ def open_parts(
         completer = open_llm(config.model_of("completer"), "completer")
         content["completer"] = completer.name
     content |= commits(policy=policy, judge=judge, completer=completer)
-    return Parts(questions, retriever, format, policy, judge, content, scorer, completer)
+    return Parts(questions, retriever, format, policy, judge, content, scorer, completer, outcome)
 
 
 def open_step_scorer(config: Config, format: Format) -> StepScorer | None:

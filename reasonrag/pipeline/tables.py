@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from reasonrag.storage.files import write_json
 from reasonrag.storage.folder import RunFolder
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter, read_batches, read_shards, shard_paths, unpack
-from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
+from reasonrag.storage.tables import GRADE, pair_schema, trajectory_pair_schema, tree_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,6 +72,7 @@ def _node_row(question: Question, node: Node, reward: float | None, format: Form
         "spre": reward,
         "f1": None if answer is None else token_f1(answer, question.golden_answers),
         "em": None if answer is None else exact_match(answer, question.golden_answers),
+        "grade": trajectory.grade and asdict(trajectory.grade),
     }
 
 
@@ -112,9 +114,12 @@ def label(action: Action) -> tuple[str, str]:
             return "malformed", reason
 
 
-def export_trees(run: RunFolder, questions: Iterable[Question]) -> dict[str, Any]:
-    """Write the node table from the journal, questions in their given order; return the counts of `count_trees`."""
-    schema = tree_schema()
+def export_trees(run: RunFolder, questions: Iterable[Question], *, graded: bool = False) -> dict[str, Any]:
+    """Write the node table from the journal, questions in their given order; return the counts of `count_trees`.
+
+    `graded`: it has a column of grades, as the outcome is not token F1.
+    """
+    schema = tree_schema(graded=graded)
     writer = ShardWriter(run.path / "trees", "nodes", schema, shard_rows=_TREE_SHARD_ROWS, keep_empty=True)
     # A tree was packed once it was finished; its rows go from the journal into the table as they are.
     for question in questions:
@@ -132,7 +137,8 @@ def count_trees(run: Path) -> dict[str, Any]:
     counts: dict[str, Counter[Any]] = {name: Counter() for name in ("action", "stop_reason", "f1", "em")}
     malformed = Counter[str]()
     unvalued = without_ids = without_logprobs = 0
-    columns = [*counts, "content", "visits", "valued", "token_ids", "logprobs"]
+    outcomes = Counter[Any]()
+    columns = [*counts, "content", "visits", "valued", "token_ids", "logprobs", GRADE]
     for path in shard_paths(run / "trees", "nodes"):
         for batch in read_batches(path, tree_schema(), columns=columns):
             for name, count in counts.items():
@@ -142,12 +148,15 @@ def count_trees(run: Path) -> dict[str, Any]:
             # Every iteration visits the root, which has no action: its counts are those of the tree.
             roots = batch.filter(pc.equal(batch.column("action"), ""))
             unvalued += pc.sum(pc.subtract(roots.column("visits"), roots.column("valued"))).as_py() or 0
+            if GRADE in batch.schema.names:
+                _add_values(outcomes, pc.struct_field(batch.column(GRADE).drop_null(), "value"))
             without_ids += batch.column("token_ids").null_count - roots.num_rows
             without_logprobs += batch.column("logprobs").null_count - roots.num_rows
     nodes = counts["action"].total()
     for count in counts.values():
         del count[None]
     f1, em = counts["f1"], counts["em"]
+    unknown_outcomes = outcomes.pop(None, 0)
     return {
         "questions": counts["action"].pop("", 0),
         "nodes": nodes,
@@ -160,6 +169,8 @@ def count_trees(run: Path) -> dict[str, Any]:
         "complete_trajectories": f1.total(),
         "mean_f1": fmean(f1.elements()) if f1 else None,
         "mean_em": fmean(em.elements()) if em else None,
+        "mean_outcome": fmean(outcomes.elements()) if outcomes else None,
+        "unknown_outcomes": unknown_outcomes,
     }
 
 
@@ -205,7 +216,8 @@ def export_pairs(
     return count_pairs(folder, config) | {
         "left_out": dict(sorted(left_out.items())),
         **settings.model_dump(include={"rule", "min_margin", "min_confidence", "path_share", "per_question"}),
-        "reward": "f1" if whole else settings.reward,
+        "reward": config.outcome.name if whole else settings.reward,
+        "outcome": config.outcome.name,
         "alpha": None if whole else settings.alpha or config.value.alpha,
         "level": settings.level,
     }

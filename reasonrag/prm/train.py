@@ -39,7 +39,7 @@ from reasonrag.training.trainer import GuardedTrainer
 
 _COLUMNS = (
     *("dataset", "question_id", "node_id", "parent_id", "depth", "origin", "action", "content", "visits", "f1"),
-    *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids", "passages.list.element.id"),
+    *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids", "passages.list.element.id", "grade"),
 )
 BINS = 10
 _MARGIN = 0.01  # siblings with a smaller difference of SPRE are not compared, as in pairs

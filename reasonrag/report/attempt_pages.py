@@ -29,7 +29,7 @@ Result = Row | str  # a row of `tables.trajectory_schema`, or the cause of a mis
 
 _METRICS = "metrics.json"
 # Columns of `tables.trajectory_schema` that describe the question, or are shown as steps.
-_NOT_FACTS = ("dataset", "question_id", "question", "golden_answers", "kind", "hops", "trajectory")
+_NOT_FACTS = ("dataset", "question_id", "question", "golden_answers", "kind", "hops", "trajectory", "grade")
 _MOST_LINES = 6  # a panel with more lines becomes one chart per line, because their scales differ
 _MOST_TRAJECTORIES = 20_000  # in a report; a longer training run shows evenly chosen files
 
@@ -151,11 +151,13 @@ def _question_page(attempts: Sequence[Attempts], question: Row, results: Sequenc
         # Equal answers share a number, by which the list finds questions where two policies differ.
         normalized = None if answer is None else normalize_answer(answer)
         cells.append([answer, result["em"], result["f1"], answers.setdefault(normalized, len(answers))])
-        steps = _steps(result, messages, passages)
-        shown.append(_attempt(attempt.label, [result[name] for name in facts], steps))
+        steps, grade = _steps(result, messages, passages), result.get("grade") or {}
+        values = [result[name] for name in facts] + list(map(grade.get, ("value", "reason")))
+        shown.append(_attempt(attempt.label, values, steps))
     columns = [question[name] for name in ("question_id", "kind", "question", "golden_answers")]
     # Metrics have names of their own; other columns are readable as they are.
     labels = [METRICS[name].label if name in METRICS else name.replace("_", " ") for name in facts]
+    labels += ["outcome", "why"]
     return _page(question, shown, labels, messages, passages, [ListRow([*columns, cells])])
 
 

@@ -76,7 +76,7 @@ def _details(tree: QuestionTree) -> dict[str, Any]:
     nodes = []
     for row, drawn in zip(tree.nodes, merged(tree), strict=True):
         node = {name: row[name] for name in _FACTS} | {"drawn": drawn, "prompt": messages.messages(row["prompt"])}
-        nodes.append(node | {"passages": passages.passages(row["passages"])})
+        nodes.append(node | {"passages": passages.passages(row["passages"]), "grade": row.get("grade")})
     return {
         "nodes": nodes,
         "best": tree.best_path,

@@ -121,6 +121,8 @@ def _node(row: Row, best: bool) -> Text:
     text.append(f"  {_scores(row)}", style="cyan")
     text.append(f" → {_inert(row['stage'])}  node {row['node_id']}", style="dim")
     text.append("\n" if row["f1"] is None else f"\nF1={_number(row['f1'])}  ")
+    if grade := row.get("grade"):
+        text.append(_inert(f"outcome={_number(grade['value'])} ({grade['reason'][:80]})") + "  ")
     said = f"{row['content']}: {row['text']}" if row["action"] == "malformed" else row["content"]
     text.append(_inert(said)[:_LONGEST_CONTENT])
     return text

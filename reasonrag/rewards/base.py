@@ -23,7 +23,7 @@ from reasonrag.core.errors import BackendError, ConfigError, InputError, Interru
 from reasonrag.core.plugins import place_of
 from reasonrag.core.settings import Section, execution, setting
 from reasonrag.core.text import cover_match, exact_match, excerpt, token_f1
-from reasonrag.core.types import Search, Trajectory
+from reasonrag.core.types import Grade, Search, Trajectory
 from reasonrag.formats.base import Format, Reading
 from reasonrag.llm.base import LLM, StepScorer
 from reasonrag.rollout import gather_all
@@ -92,6 +92,17 @@ class Reward(Protocol):
         return
 
 
+class Outcome(Protocol):
+    """Grades answers. Safe to call from many tasks at once."""
+
+    async def grade(self, trajectories: Sequence[Trajectory]) -> list[Grade]:
+        """Return `[B]` grades of trajectories that have ended, in order. A missing answer is worth 0.
+
+        A verdict that is missing is a grade without a value, never 0.
+        """
+        ...
+
+
 class Encoder(Protocol):
     """Turns texts into vectors. Their cosine is the texts' similarity. Safe to call from many tasks at once."""
 
@@ -106,7 +117,8 @@ class RewardParts:
 
     `judge` decides what rules cannot; `policy` is the model being trained,
     which HiPRAG asks again without a search; `encoder` compares queries;
-    `scorer` values steps; `plans` are Search-P1's, by data set and question id;
+    `scorer` values steps; `outcome` grades answers, instead of the reward's
+    own metric; `plans` are Search-P1's, by data set and question id;
     `decode` turns sampled ids into text, if their log-probabilities are known.
     """
 
@@ -115,6 +127,7 @@ class RewardParts:
     policy: LLM | None = None
     encoder: Encoder | None = None
     scorer: StepScorer | None = None
+    outcome: Outcome | None = None
     plans: Mapping[tuple[str, str], ReferencePlan] = field(default_factory=dict)
     decode: Callable[[Sequence[int]], str] | None = None
 
@@ -189,6 +202,15 @@ class Read:
     reading: Reading
     parts: Components
 
+    @property
+    def is_known(self) -> bool:
+        """Whether no outcome was named, or it has a value."""
+        return self.parts.get("grade", 0.0) is not None
+
+    def answer(self, metric: str) -> float:
+        """Return what the answer is worth: by the outcome that was named, else by the reward's own metric."""
+        return self.parts.get("grade", self.parts.get(metric)) or 0.0
+
 
 class BatchReward(Reward):
     """A stateless reward. A subclass implements `_value` for one trajectory, or `_values` for a batch."""
@@ -210,12 +232,17 @@ class BatchReward(Reward):
         for trajectory in trajectories:
             reading = self.parts.format.read(trajectory)
             batch.append(Read(trajectory, reading, common_parts(trajectory, reading)))
+        grades = await grades_of(self.parts.outcome, trajectories) if self.parts.outcome else []
+        for read, grade in zip(batch, grades, strict=False):
+            read.parts["grade"] = grade.value
+        known = [read for read in batch if read.is_known]
         try:
-            scores = await self._values(batch, step)
+            scores = await self._values(known, step)
         except Exception as error:
             cause = cause_of(error)
-            scores = [Score(None, read.parts, cause) for read in batch]
-        return [finite(score) for score in scores]
+            scores = [Score(None, read.parts, cause) for read in known]
+        scored, causes = map(finite, scores), (grade.reason for grade in grades if grade.value is None)
+        return [next(scored) if read.is_known else Score(None, read.parts, next(causes)) for read in batch]
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
         """Score a batch concurrently; a trajectory that fails does not affect the others."""
@@ -231,6 +258,14 @@ class BatchReward(Reward):
         except Exception as error:
             return Score(None, read.parts, cause_of(error))
         return scored if isinstance(scored, Score) else Score(scored, read.parts)
+
+
+async def grades_of(outcome: Outcome, trajectories: Sequence[Trajectory]) -> list[Grade]:
+    """Return `[B]` grades; if the outcome fails, they have no value, and its cause as their reason."""
+    try:
+        return await outcome.grade(trajectories)
+    except Exception as error:
+        return [Grade(None, cause_of(error))] * len(trajectories)
 
 
 def cause_of(error: Exception) -> str:
@@ -252,12 +287,13 @@ def cause_of(error: Exception) -> str:
 
 # What a function in TRL's convention can ask for by name: a list with one
 # entry per trajectory, and `step`. As TRL's examples call it, "answer" is
-# the reference. The policy's own answer is `trajectory.answer`.
+# the reference. The policy's own answer is in "predictions".
 _COLUMNS_OF: dict[str, Callable[[Trajectory], Any]] = {
     "prompts": lambda trajectory: [asdict(text) for step in trajectory.steps[:1] for text in step.prompt.messages],
     "completions": lambda trajectory: [{"role": "assistant", "content": trajectory_text(trajectory)}],
     "question": lambda trajectory: trajectory.question.question,
     "golden_answers": lambda trajectory: list(trajectory.question.golden_answers),
+    "predictions": lambda trajectory: trajectory.answer,
     "answer": lambda trajectory: next(iter(trajectory.question.golden_answers), ""),
     "id": lambda trajectory: trajectory.question.id,
     "dataset": lambda trajectory: trajectory.question.dataset,
@@ -265,6 +301,24 @@ _COLUMNS_OF: dict[str, Callable[[Trajectory], Any]] = {
     "trajectories": lambda trajectory: trajectory,
 }
 COLUMNS = (*_COLUMNS_OF, "step")
+
+
+async def call_function(
+    function: Callable[..., Any], name: str, trajectories: Sequence[Trajectory], step: int = 0
+) -> list[Any]:
+    """Return `[B]` results of a function in TRL's convention; raise ConfigError if it returns another number."""
+    columns = trl_columns(function, name)
+    asked: dict[str, Any] = {"step": step} if "step" in columns else {}
+    for column in _COLUMNS_OF.keys() & columns:
+        asked[column] = [_COLUMNS_OF[column](trajectory) for trajectory in trajectories]
+    result = function(**asked)
+    results = list(await result if inspect.isawaitable(result) else result)
+    if len(results) != len(trajectories):
+        raise ConfigError(
+            f"{name} returned {len(results)} values for {len(trajectories)} completions, so they cannot be "
+            "matched; return one per completion, and None for a completion without a value"
+        )
+    return results
 
 
 class FunctionReward(BatchReward):
@@ -288,19 +342,10 @@ class FunctionReward(BatchReward):
         super().__init__(RewardSettings(), parts)
         self.function = function
         self.name = name
-        self.columns = trl_columns(function, name)
+        trl_columns(function, name)
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
-        asked: dict[str, Any] = {"step": step} if "step" in self.columns else {}
-        for column in _COLUMNS_OF.keys() & self.columns:
-            asked[column] = [_COLUMNS_OF[column](read.trajectory) for read in batch]
-        result = self.function(**asked)
-        rewards = list(await result if inspect.isawaitable(result) else result)
-        if len(rewards) != len(batch):
-            raise ConfigError(
-                f"reward {self.name} returned {len(rewards)} rewards for {len(batch)} completions, so they cannot be "
-                "matched; return one per completion, and None for a completion without a reward"
-            )
+        rewards = await call_function(self.function, self.name, [read.trajectory for read in batch], step)
         return [as_score(reward, read.parts) for reward, read in zip(rewards, batch, strict=True)]
 
 
@@ -352,9 +397,6 @@ class OutcomeSettings(Section):
     0.8; a wrong answer 0.2 if well-formed, else 0.1; no answer 0.
     """
 
-    metric: Literal["em", "f1", "cem"] = setting(
-        "em", "metric of the answer: exact match, token F1, or cover match (the answer contains a gold answer)"
-    )
     format_weight: float = setting(0.0, "weight of the format; the answer has the rest of 1", ge=0, le=1)
     answer_present: float = setting(
         0.0, "minimum reward of a trajectory that has any final answer; at most format_weight", ge=0, le=1
@@ -375,7 +417,7 @@ class SPRESettings(Section):
 
 
 class PRMRewardSettings(Section):
-    """The F1 of the answer, and the values that a process reward model gives the steps."""
+    """The outcome of the answer (F1), and the values that a process reward model gives the steps."""
 
     model: str | None = execution(None, PRM, "--prm")
     weight: float = setting(0.5, "weight of the values of steps in their advantages", ge=0)
@@ -436,9 +478,6 @@ class WhenToSearchSettings(Section):
     )
     switch_step: Annotated[int, Field(ge=0)] | Literal["auto"] = setting(
         "auto", "training step at which stage 2 begins; auto: once retrievals per question stop rising"
-    )
-    correct: Literal["em", "judge"] = setting(
-        "em", "what counts as correct: exact match, or the verdict of --judge, as in the paper (sec. 4.1)"
     )
     encoder: str = setting(
         "lexical", "encoder that compares queries: lexical, or a sentence-transformers model (a Hub id or a folder)"

@@ -220,7 +220,7 @@ class HiPRAGReward(BatchReward):
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
         settings = self.settings.hiprag
-        judged = [read for read in batch if settings.lambda_p and read.parts["cem"] and read.reading.well_formed]
+        judged = [read for read in batch if settings.lambda_p and read.answer("cem") and read.reading.well_formed]
         flags = await detect(
             [read.reading for read in judged],
             judge=self.parts.judge,
@@ -233,7 +233,7 @@ class HiPRAGReward(BatchReward):
         return [self._scored(read, flags_of.get(id(read))) for read in batch]
 
     def _scored(self, read: Read, flags: Sequence[StepFlag] | None) -> Score:
-        settings, well_formed, answer = self.settings.hiprag, read.reading.well_formed, read.parts["cem"] or 0.0
+        settings, well_formed, answer = self.settings.hiprag, read.reading.well_formed, read.answer("cem")
         optimal = optimal_share(flags or ())
         value, bonus = hiprag_reward(
             answer, well_formed, optimal, lambda_f=settings.lambda_f, lambda_p=settings.lambda_p

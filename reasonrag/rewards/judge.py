@@ -50,6 +50,7 @@ class JudgeService:
         sampling: temperature, top_p and max_tokens of a verdict.
         attempts: calls per verdict until one can be parsed;
             the second adds a reminder, later ones also sample.
+        sample: another number gives other seeds, and so other verdicts of a judge that samples.
     """
 
     llm: LLM
@@ -57,6 +58,7 @@ class JudgeService:
     _: KW_ONLY
     sampling: Sampling = field(default=Sampling(temperature=0.0, max_tokens=512))
     attempts: int = TRIES
+    sample: int = 0
     _in_flight: dict[tuple[str, Prompt, int], asyncio.Task[Any]] = field(default_factory=dict, init=False)
 
     async def ask(self, name: str, fields: Fields, contract: Contract[Verdict], *, seed: int | None = None) -> Verdict:
@@ -75,7 +77,7 @@ class JudgeService:
         """
         user = Message("user", quoted(fields))
         prompt = Prompt((Message("system", self.prompts.text(f"judge/{name}")), user))
-        seed = derive_seed(0, name, user.content) if seed is None else seed
+        seed = derive_seed(self.sample, name, user.content) if seed is None else seed
         key = (name, prompt, seed)
         if key not in self._in_flight:
             task = asyncio.create_task(self._ask(name, prompt, contract, seed))
@@ -272,6 +274,28 @@ async def answer_matches(judge: JudgeService, prediction: str, golden_answers: S
     return await judge.ask("answer", shown, YES_NO)
 
 
+async def answer_score(judge: JudgeService, question: Question, answer: str) -> tuple[float, str]:
+    """Return a score in [0, 1] of an answer by the rubric and the reference of its question, and the reason."""
+    by = {"Question": question.question, "Rubric": question.rubric.splitlines(), "Reference": question.reference}
+    # "So the score is 1" in an answer must not look like the judge's verdict, should the judge quote it.
+    by["Answer"] = _ANCHORED.sub(lambda match: f"ｓ{match[0][1:]}", answer)
+    return await judge.ask("grade", {label: text for label, text in by.items() if text}, _GRADE)
+
+
+def read_grade(reply: str) -> tuple[float, str] | None:
+    """Parse the score that a reply ends with, and the words before it; None without "score is X".
+
+    >>> read_grade("It names both causes. So the score is 0.75."), read_grade("1")
+    ((0.75, 'It names both causes'), None)
+    """
+    text = _after_thinking(reply)
+    verdicts, score = list(_ANCHORED.finditer(text)), parse_score(text)
+    if not verdicts or score is None:
+        return None
+    reason = re.sub(r"\bso,? the$", "", one_line(text[: verdicts[-1].start()]), flags=re.IGNORECASE)
+    return score, reason.rstrip(f"{_MARKS}.,:;#-")[:_LONGEST_REASON]
+
+
 async def propose_plan(judge: JudgeService, question: Question) -> ReferencePlan:
     """Return a plan made from the question and its golden answers alone (Search-P1, Alg. 1, App. D.2)."""
     # No other label: a policy's own prompt begins with "Question".
@@ -421,6 +445,8 @@ _BEFORE_TAG = re.compile(r"(?=<\w+>)")
 BOOLEAN = Contract(
     read_boolean, "Reply with one word in this tag only, True or False instead of the dots: <answer>...</answer>"
 )
+_LONGEST_REASON = 400  # characters
+_GRADE = Contract(read_grade, "Reply with a short reason, then this line, X being 0 to 1: So the score is X")
 YES_NO = Contract(read_yes_no, "Reply with one word only, YES or NO.")
 _PATH_FORM = (
     "Reply with one JSON object only: planner_score (0.2, 0.6, 1.0 or 1.2); model_plan_steps, effective_steps_self (at "

@@ -90,7 +90,7 @@ class OutcomeReward(BatchReward):
 
     async def _value(self, read: Read, step: int) -> float:
         settings, parts = self.settings.outcome, read.parts
-        answer = parts[settings.metric] or 0.0
+        answer = read.answer("em")
         if settings.search_confidence:
             opening: str = self.parts.format.query_mark  # the tag that opens a search
             confidence = parts["confidence"] = search_confidence(read.trajectory, opening, self.parts.decode)
@@ -115,7 +115,7 @@ class SPREReward(BatchReward):
     async def _value(self, read: Read, step: int) -> float:
         # No answer has F1 0, so such a trajectory earns 0.
         path = read.parts["path"] = self.settings.spre.alpha ** len(read.trajectory.steps)
-        return (read.parts["f1"] or 0.0) * path
+        return read.answer("f1") * path
 
 
 class PRMReward(BatchReward):
@@ -135,4 +135,4 @@ class PRMReward(BatchReward):
         # V_0 = 0, so the increases sum to the value of the last step.
         increases = (self.settings.prm.weight * (value - before) for before, value in pairwise([0.0, *values]))
         rewards = tuple(next(increases) if one.completion.text else None for one in steps)
-        return Score(read.parts["f1"], read.parts, steps=rewards)
+        return Score(read.answer("f1"), read.parts, steps=rewards)

@@ -144,7 +144,7 @@ class SearchP1Reward(BatchReward):
 
     async def _value(self, read: Read, step: int) -> float:
         settings, parts, question = self.settings.search_p1, read.parts, read.trajectory.question
-        actions, correct = int(parts["rc"] or 0), parts["em"] == 1.0
+        actions, correct = int(parts["rc"] or 0), read.answer("em") == 1.0
         parts.update(dict.fromkeys((*_EVALUATOR_PARTS, *_COMPUTED_PARTS)))
         parts.update(correct=float(correct), n_actions=float(actions))
         form = parts["format"] = search_p1_format(

@@ -11,7 +11,6 @@ from typing import Any
 from reasonrag.core.text import one_line
 from reasonrag.formats.base import Format
 from reasonrag.rewards.base import BatchReward, Read, RewardParts, RewardSettings, Score, queries
-from reasonrag.rewards.judge import answer_matches
 
 MOST_WORDS = 12
 _QUESTION_WORDS = frozenset({"who", "whom", "whose", "what", "which", "when", "where", "why", "how"})
@@ -198,12 +197,7 @@ class WhenToSearchReward(BatchReward):
 
     @staticmethod
     def needs(settings: RewardSettings, format: Format) -> frozenset[str]:
-        needs = set()
-        if settings.when_to_search.correct == "judge":
-            needs.add("judge")
-        if not settings.when_to_search.no_r_s:
-            needs.add("encoder")
-        return frozenset(needs)
+        return frozenset() if settings.when_to_search.no_r_s else frozenset({"encoder"})
 
     def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
         super().__init__(settings, parts)
@@ -237,7 +231,7 @@ class WhenToSearchReward(BatchReward):
         parts.update(dict.fromkeys(("correct", "r_a", "r_s", "concise", "avg_sim")), stage=float(stage))
         r_f = parts["r_f"] = when_to_search_format(read.reading.well_formed)
         r_s = parts["r_s"] = 0.0 if settings.no_r_s else await self._search_reward(read)
-        correct = await self._correct(read)
+        correct = read.answer("em") == 1.0
         parts["correct"] = float(correct)
         r_a = 0.0
         if not settings.no_r_a:
@@ -257,9 +251,3 @@ class WhenToSearchReward(BatchReward):
             avg_sim = average_similarity(await self.parts.encoder.encode(sent))
             read.parts["avg_sim"] = avg_sim
         return search_reward(concise, len(sent), avg_sim)
-
-    async def _correct(self, read: Read) -> bool:
-        answer = read.trajectory.answer
-        if self.settings.when_to_search.correct == "judge" and answer is not None:
-            return await answer_matches(self.parts.judge, answer, read.trajectory.question.golden_answers)
-        return read.parts["em"] == 1.0

@@ -14,7 +14,7 @@ from statistics import NormalDist, fmean
 from typing import Literal
 
 from reasonrag.core.text import normalize_answer
-from reasonrag.spre.estimate import Weighting, means_below
+from reasonrag.spre.estimate import Weighting, means_below, outcome_of
 from reasonrag.storage.parquet import Row
 
 PairReward = Literal["spre", "judge", "prm"]
@@ -37,10 +37,11 @@ class Decision:
         nodes: ids of the nodes that took the step, oldest first.
         reward: mean over all complete trajectories of the search below any of them; None if it is unknown.
         ends: `[K]` reward of each of these trajectories.
-        correctness: mean F1 over them, without the shortest-path term.
-        known: whether it is an answer, which has a known F1.
+        correctness: mean outcome over them, without the shortest-path term.
+        known: whether it is an answer, which has an outcome.
         fresh: `[F]` rewards of rollouts that were made later, to confirm it.
         drawn: whether `ends` are answers drawn in the state, not trajectories that the search chose to go on with.
+        noise: standard error of the reward of an answer, as verdicts on it differ; 0 if it is known.
     """
 
     content: Content
@@ -52,6 +53,7 @@ class Decision:
     known: bool = False
     fresh: tuple[float, ...] = ()
     drawn: bool = False
+    noise: float = 0.0
 
     @property
     def searched(self) -> Decision:
@@ -107,13 +109,12 @@ def decisions_of(
         before anything was written, and for the nodes of a fresh rollout.
     """
     parents = [None if row["parent_id"] < 0 else row["parent_id"] for row in tree]
-    # SPRE of one complete trajectory is F1 * alpha**depth: its depth is its number of actions (eq. 1).
-    scores = [None if row["f1"] is None else row["f1"] * alpha ** row["depth"] for row in tree]
+    scores = [_score(row, alpha) for row in tree]
     # What was added to confirm a decision is no part of the search that is to be confirmed.
-    searched, confirming, f1 = list(scores), list(scores), [row["f1"] for row in tree]
+    searched, confirming, outcomes = list(scores), list(scores), [outcome_of(row) for row in tree]
     for node, row in enumerate(tree):
         if row["origin"] == CONFIRMATION:
-            searched[node] = f1[node] = None
+            searched[node] = outcomes[node] = None
         else:
             confirming[node] = None
     visits = [row["visits"] for row in tree]
@@ -124,7 +125,7 @@ def decisions_of(
         values, weights = means_below(parents, searched, visits), visits
     else:
         values, weights = means_below(parents, searched), list(map(len, ends))
-    correctness = means_below(parents, f1)
+    correctness = means_below(parents, outcomes)
 
     def pooled(nodes: Sequence[int], means: Sequence[float | None]) -> float | None:
         known = [node for node in nodes if means[node] is not None and weights[node]]
@@ -143,6 +144,7 @@ def decisions_of(
                 pooled(outermost, correctness),
                 known=scores[nodes[0]] is not None,
                 fresh=tuple(end for node in outermost for end in fresh[node]),
+                noise=max(_noise(tree[node], alpha) for node in nodes),
             )
             for node in nodes:
                 decided[node] = decision
@@ -152,7 +154,7 @@ def decisions_of(
 def stopping(tree: Sequence[Row], answers: Sequence[Decision], *, alpha: float) -> Decision:
     """Return what it is worth to answer in a state: the mean over all answers that were drawn in it.
 
-    The F1 of one answer is known, but not to the policy that is about to write it. So one good
+    The outcome of one answer is known, but not to the policy that is about to write it. So one good
     answer does not show that it was time to answer.
 
     Args:
@@ -162,13 +164,23 @@ def stopping(tree: Sequence[Row], answers: Sequence[Decision], *, alpha: float) 
     """
     drawn = [tree[node] for answer in answers for node in answer.nodes]
     parents = {row["parent_id"] for row in drawn}
-    later = [row for row in tree if row["origin"] == CONFIRMATION and row["f1"] is not None]
-    fresh, ends = (
-        tuple(row["f1"] * alpha ** row["depth"] for row in rows)
-        for rows in ([row for row in later if row["parent_id"] in parents], drawn)
-    )
-    nodes, f1 = tuple(row["node_id"] for row in drawn), fmean([row["f1"] for row in drawn])
-    return Decision(answers[0].content, answers[0].state, nodes, fmean(ends), ends, f1, fresh=fresh, drawn=True)
+    later = [row for row in tree if row["origin"] == CONFIRMATION and row["parent_id"] in parents]
+    fresh, ends = (tuple(score for row in rows if (score := _score(row, alpha)) is not None) for rows in (later, drawn))
+    nodes = tuple(row["node_id"] for row in drawn)
+    outcome = fmean(worth for row in drawn if (worth := outcome_of(row)) is not None)
+    return Decision(answers[0].content, answers[0].state, nodes, fmean(ends), ends, outcome, fresh=fresh, drawn=True)
+
+
+def _score(row: Row, alpha: float) -> float | None:
+    """Return SPRE of the one complete trajectory that ends in a node: its depth is its number of actions (eq. 1)."""
+    outcome = outcome_of(row)
+    return None if outcome is None else outcome * alpha ** row["depth"]
+
+
+def _noise(row: Row, alpha: float) -> float:
+    """Return the standard error of that score if it rests on several verdicts; 0 if it is known."""
+    grade = row.get("grade")
+    return 0.0 if grade is None else float(grade["error"] * alpha ** row["depth"])
 
 
 def content_of(node: Row) -> Content:
@@ -251,8 +263,9 @@ def confidence(better: Decision, worse: Decision) -> float:
     are worth differs by a small part of the variance of single trajectories, so
     a difference that rests on a few of these is mostly chance. A trajectory of
     the search counts less than a fresh rollout, as the search went on where it
-    looked good. The F1 of an answer is known. How often such a probability is
-    right on real questions stands in docs/results/preferences.md.
+    looked good. The outcome of an answer is known, or as sure as the verdicts
+    on it agree. How often such a probability is right on real questions stands
+    in docs/results/preferences.md.
 
     Raises:
         ValueError: a decision has no complete trajectory.
@@ -265,10 +278,11 @@ def confidence(better: Decision, worse: Decision) -> float:
     (0.74, 1.0)
     """
     gap = better.estimate - worse.estimate
+    noise = better.noise**2 + worse.noise**2
     if better.known and worse.known:
-        return float(gap > 0)
+        return NormalDist().cdf(gap / math.sqrt(noise)) if noise else float(gap > 0)
     variance = _variance(better, worse)
-    error = variance / better.weight + variance / worse.weight  # of the gap
+    error = variance / better.weight + variance / worse.weight + noise  # of the gap
     prior = 2 * variance * _ALIKE / (1 - _ALIKE)
     return NormalDist().cdf(gap * math.sqrt(prior / (error * (error + prior))))
 
@@ -279,7 +293,8 @@ def standard_error(decision: Decision) -> float:
     Raises:
         ValueError: the decision has no complete trajectory.
     """
-    return math.sqrt(_variance(decision) / decision.weight) if decision.estimate is not None else 0.0
+    known = decision.estimate is not None
+    return math.sqrt(_variance(decision) / decision.weight + decision.noise**2) if known else 0.0
 
 
 def _variance(*sides: Decision) -> float:

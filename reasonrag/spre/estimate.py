@@ -22,7 +22,7 @@ Weighting = Literal["trajectories", "visits"]
 
 _SCORES = ("value", "spre", "f1", "em")
 # The columns that `check_tree` reads, and the names of the question.
-SHAPE = ("dataset", "question_id", "question", "node_id", "parent_id", "depth", "visits", "valued", *_SCORES)
+SHAPE = ("dataset", "question_id", "question", "node_id", "parent_id", "depth", "visits", "valued", *_SCORES, "grade")
 _ROUNDING = 1e-9
 
 
@@ -47,11 +47,22 @@ def spre(correctness: Sequence[float], lengths: Sequence[int], *, alpha: float) 
 
 
 def trajectory_reward(trajectory: Trajectory, *, alpha: float) -> float | None:
-    """Return `F1(answer, gold) * alpha**steps` of one complete trajectory; None if it has no final answer."""
+    """Return `outcome * alpha**steps` of one complete trajectory; None if it has no final answer, or no known outcome.
+
+    The outcome is the grade of the answer, or token F1 if nothing graded it.
+    """
     if not trajectory.complete:
         return None
-    correctness = token_f1(trajectory.answer, trajectory.question.golden_answers)
-    return spre([correctness], [len(trajectory.steps)], alpha=alpha)
+    grade, golden_answers = trajectory.grade, trajectory.question.golden_answers
+    worth = token_f1(trajectory.answer, golden_answers) if grade is None else grade.value
+    return None if worth is None else spre([worth], [len(trajectory.steps)], alpha=alpha)
+
+
+def outcome_of(row: Row) -> float | None:
+    """Return the outcome of the answer of a row of `tables.tree_schema`; None without an answer or a verdict on it."""
+    grade = row.get("grade")
+    outcome: float | None = row["f1"] if grade is None else grade["value"]
+    return outcome
 
 
 def node_rewards(tree: Tree, *, alpha: float, weighting: Weighting = "trajectories") -> list[float | None]:
@@ -215,6 +226,8 @@ def _misplaced(rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
         for name in _SCORES:
             if row[name] is not None and not -_ROUNDING <= row[name] <= 1 + _ROUNDING:
                 yield node, f"its {name}, {row[name]}, is not in [0, 1]"
+        if not 0 <= (outcome_of(row) or 0) <= 1 + _ROUNDING:
+            yield node, f"the grade of its answer, {row.get('grade')}, is not in [0, 1]"
 
 
 def _misvalued(rows: Sequence[Row], alpha: float | None, weighting: Weighting | None) -> Iterator[tuple[int, str]]:
@@ -224,7 +237,7 @@ def _misvalued(rows: Sequence[Row], alpha: float | None, weighting: Weighting | 
     if alpha is None:
         return
     parents = [None if row["parent_id"] < 0 else row["parent_id"] for row in rows]
-    rewards = [None if row["f1"] is None else row["f1"] * alpha ** row["depth"] for row in rows]
+    rewards = [None if (worth := outcome_of(row)) is None else worth * alpha ** row["depth"] for row in rows]
     visits = [row["visits"] for row in rows] if weighting == "visits" else None
     for row, expected in zip(rows, means_below(parents, rewards, visits), strict=True):
         written = row["spre"]

@@ -21,6 +21,7 @@ from reasonrag.core.errors import DataError, RunError, check_limits
 from reasonrag.core.settings import refuse_links
 from reasonrag.core.text import excerpt, parse_json, quoted, valid_unicode
 from reasonrag.storage.files import fsync_folder, naming, place, writing
+from reasonrag.storage.tables import GRADE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -285,11 +286,13 @@ def read_batches(
     import pyarrow.compute as pc
 
     with _opened(path) as file:
+        names = file.schema_arrow.names
+        if schema is not None and GRADE in schema.names and GRADE not in names:
+            schema = schema.remove(schema.get_field_index(GRADE))
+            columns = columns and [name for name in columns if name != GRADE]
         # Nested names and types too: the footer, which holds them, has no checksum.
         if schema is not None and not file.schema_arrow.equals(schema):
-            raise DataError(
-                f"{path.name} has columns {file.schema_arrow.names}, not those of this version of reasonrag"
-            )
+            raise DataError(f"{path.name} has columns {names}, not those of this version of reasonrag")
         left, groups = file.metadata.num_rows, list(range(file.num_row_groups))
         if question_id is not None:
             of_question = pc.field("question_id") == question_id

@@ -48,7 +48,8 @@ def load_questions(dataset: str, *, split: str | None = None) -> list[Question]:
     Args:
         dataset: a .jsonl(.gz), .json or .parquet file with FlashRAG's fields
             (id, question, golden_answers, metadata; `answers` and `answer` are
-            read too), or a name in `KNOWN`. Other columns join `metadata`.
+            read too), or a name in `KNOWN`. `rubric`, `reference` and `items` may
+            stand beside the golden answers, or for them. Other columns join `metadata`.
         split: split of a known data set; None takes the first one in `KNOWN`.
 
     Raises:
@@ -230,6 +231,10 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
         row_id, text = text_id(row.get("id")), row.get("question")
         given = [row[name] for name in _ANSWERS if row.get(name) is not None]
         answers = _answers(given[0]) if given else ()
+        rubric, reference = ("\n".join(_answers(row.get(name))) for name in ("rubric", "reference"))
+        items = _plain(row.get("items"))
+        ways = tuple(filter(None, map(_answers, items))) if isinstance(items, list) else ()
+        graded_by = (rubric, reference, ways)
         if row_id is None:
             problems.add("id missing or empty", number)
         elif row_id in seen:
@@ -238,14 +243,14 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
             seen.add(row_id)
         if not isinstance(text, str) or not text.strip():
             problems.add("question missing or empty", number)
-        elif not answers:
+        elif not (answers or any(graded_by)):
             problems.add("golden_answers missing or empty", number)
         elif row.get("choices") is not None:
             # Golden answers are numbers or letters then, which no trajectory writes.
             problems.add("choices (write them into the question, and the right one as golden answer)", number)
         elif row_id is not None:
-            shown, answers = redact_data((valid_unicode(text), answers), "a question")
-            questions.append(Question(row_id, shown, answers, dataset, _metadata(row)))
+            shown, answers, graded_by = redact_data((valid_unicode(text), answers, graded_by), "a question")
+            questions.append(Question(row_id, shown, answers, dataset, _metadata(row), *graded_by))
     problems.check("Repair or remove these rows; ids have to differ as text (1 and '1' are the same).")
     if not questions:
         raise DataError(f"{problems.source}: no questions in it; give rows of id, question and golden_answers")
@@ -342,6 +347,8 @@ def questions_fingerprint(questions: Sequence[Question]) -> str:
     # Without metadata, which no policy sees.
     digest = hashlib.sha256()
     for question in questions:
-        fields = [question.dataset, question.id, question.question, question.golden_answers]
+        fields: list[Any] = [question.dataset, question.id, question.question, question.golden_answers]
+        graded_by = (question.rubric, question.reference, question.items)
+        fields += [graded_by] if any(graded_by) else []
         digest.update(json.dumps(fields).encode() + b"\n")
     return digest.hexdigest()[:16]

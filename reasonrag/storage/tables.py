@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+GRADE = "grade"  # a column that a table may lack
+
+
 class Described:
     """An Arrow schema when called; `columns` adds the meanings, from which `docs/schema.md` is generated.
 
@@ -24,8 +27,9 @@ class Described:
         self.__doc__ = meaning
         self._columns = columns  # name, type, meaning
 
-    def __call__(self) -> pa.Schema:
-        return self._schema
+    def __call__(self, *, graded: bool = True) -> pa.Schema:
+        """Return the schema; with `graded` False without the column `grade`, which only some runs have."""
+        return self._schema if graded else self._schema.remove(self._schema.get_field_index(GRADE))
 
     @cached_property
     def columns(self) -> list[tuple[str, pa.DataType, str]]:
@@ -92,6 +96,12 @@ step = Described(
     ("completion_tokens", "int32", "null if the backend reports none"),
     ("passages", [passage], "passages that the search returned, best first"),
 )
+grade = Described(
+    "How good an answer is, if anything but token F1 says so.",
+    ("value", "float64", "in [0, 1]; null if it is unknown"),
+    ("error", "float64", "standard error of the value, as verdicts on it differ; 0 for one verdict or a rule"),
+    ("reason", "string", "in words; the cause if the value is unknown"),
+)
 tree_schema = Described(
     "One row per node. `spre` and `value` are null if unknown; node ids count from 0 within a question.",
     ("dataset", "string", "name of the data set or file"),
@@ -119,9 +129,10 @@ tree_schema = Described(
     ("visits", "int32", "N"),
     ("valued", "int32", "visits that had a value to back up"),
     ("value", "float64", "Q, the mean of the values backed up"),
-    ("spre", "float64", "mean over the complete trajectories through the node of F1 * alpha**steps"),
+    ("spre", "float64", "mean over the complete trajectories through the node of outcome * alpha**steps"),
     ("f1", "float64", "of the final answer; null in other nodes"),
     ("em", "float64", "of the final answer; null in other nodes"),
+    (GRADE, grade, "outcome of the final answer; no column, or null, where the outcome is F1"),
 )
 pair_schema = Described(
     "One row per preference: TRL's conversational `prompt`, `chosen`, `rejected`, then flat provenance.",
@@ -160,7 +171,7 @@ trajectory_pair_schema = Described(
     ("question_id", "string", "id of the question; all its pairs are in one split"),
     ("dataset", "string", "name of the data set or file"),
     ("depth", "int32", "number of shared steps"),
-    *_both("reward", "float64", "F1 of the final answer"),
+    *_both("reward", "float64", "outcome of the final answer"),
     ("margin", "float64", "chosen_reward - rejected_reward"),
     *_both("node_id", "int32", "node_id of the answer in the trees"),
     ("policy", "string", "model that wrote both, with a checksum if it is a folder"),
@@ -195,6 +206,7 @@ trajectory_schema = Described(
     ("steps_under", "int32", "false steps without a search"),
     ("own_steps_known", "int32", "steps without a search, with a verdict on whether they were false"),
     ("trajectory", [step], "all prompts, texts and passages"),
+    (GRADE, grade, "outcome of the answer; no column where the outcome is F1"),
 )
 rollout_schema = Described(
     "One row per trajectory of online training, with the parts of its reward (`OUT/rollouts`).",

@@ -61,7 +61,7 @@ def test_the_judge_is_sampled_as_configured():
 def test_what_is_asked_of_a_judge_needs_one():
     assert evaluate.judging(None, None, None, configs("demo")) is None
     for model, judged in (("m", None), (None, ("osr",))):
-        with pytest.raises(ConfigError, match="add --judge"):
+        with pytest.raises(ConfigError, match="name one with --judge"):
             evaluate.judging(None, model, judged, configs("demo"))
 
 

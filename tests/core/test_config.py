@@ -46,7 +46,7 @@ def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
         ({"value.alpha": 2}, "value.alpha"),
         ({"search.selection": "best"}, "search.selection"),
         ({"pairs.min_margin": float("inf")}, "pairs.min_margin"),
-        ({"judge.spec": "http://h/v1"}, "a judge is named, but nodes are valued by rollouts"),
+        ({"judge.spec": "http://h/v1"}, "a judge is named, and nothing asks it"),
         ({"pairs.reward": "judge"}, "no judge values the nodes"),
         ({"value.kind": "judge", "pairs.reward": "prm"}, "no prm values the nodes; add --value prm"),
         ({"value.kind": "judge", "pairs.reward": "judge", "pairs.min_confidence": 0.8}, "min_confidence is for SPRE"),

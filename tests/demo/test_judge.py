@@ -18,7 +18,7 @@ from reasonrag.pipeline.build import build_trees
 from reasonrag.rewards.judge import JudgeService, process_score
 from reasonrag.spre.estimate import JudgeEvaluator
 from reasonrag.storage.parquet import read_shards
-from reasonrag.storage.tables import tree_schema
+from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.toys import QUESTION
 
 TRAIN = demo_questions("train")
@@ -142,6 +142,11 @@ def test_a_world_or_an_error_rate_that_is_none_is_refused(rest):
         open_judge(ModelAddress("demo-judge", rest), ModelConfig())
 
 
+def pairs_of(run, split):
+    """Rows of the pairs of a split, which has no file if no question falls into it."""
+    return list(read_shards(run / "pairs", split, pair_schema())) if any((run / "pairs").glob(f"{split}-*")) else []
+
+
 def build(folder, **overrides):
     """Rows of the trees of the first demo questions, judged."""
     asked = {"value.kind": "judge", "judge.spec": "demo-judge", "retrieval.cache": str(folder / "cache")}
@@ -171,3 +176,20 @@ def test_on_trees_of_another_world_every_value_is_missing_and_none_is_0(tmp_path
     shared = {(q.question, q.golden_answers) for split in SPLITS for q in demo_questions(split)}  # famous ones
     strange = [row["value"] for row in rows if (row["question"], tuple(row["golden_answers"])) not in shared]
     assert len(strange) > 4 and set(strange) == {None}
+
+
+@pytest.mark.slow
+def test_the_exact_judge_of_answers_gives_the_pairs_of_f1_wherever_no_answer_is_partly_right(tmp_path):
+    rows, pairs = {}, {}
+    for name, judged in (("f1", {}), ("judge", {"outcome.name": "judge"})):
+        overrides = {"value.kind": "rollout", "questions.limit": 8, "judge.spec": "demo-judge" if judged else None}
+        _, rows[name] = build(tmp_path / name, **overrides, **judged)
+        pairs[name] = [row for split in ("train", "test") for row in pairs_of(tmp_path / name / "run", split)]
+    partly = {row["question_id"] for row in rows["f1"] if row["f1"] not in (None, 0.0, 1.0)}
+    compared = ("question_id", "chosen", "rejected", "margin", "confidence")
+    known, ours = (
+        [[row[name] for name in compared] for row in of if row["question_id"] not in partly] for of in pairs.values()
+    )
+    assert known == ours and len(known) > 5
+    grades = [row["grade"]["value"] for row in rows["judge"] if row["em"] is not None]
+    assert grades == [row["em"] for row in rows["judge"] if row["em"] is not None]

@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from reasonrag.core.text import exact_match
+from reasonrag.core.types import Trajectory
 from reasonrag.demo.world import (
     KINDS,
     SPLITS,
@@ -18,6 +19,7 @@ from reasonrag.demo.world import (
     names,
 )
 from reasonrag.retrieval.bm25 import BM25Retriever
+from reasonrag.rewards.answers import list_f1
 
 SEEDS = (0, 7)
 ORDER = ["tiny", "small", "large", "huge", "poor", "modest", "solid", "rich"]
@@ -118,3 +120,16 @@ def test_gold_queries_find_the_entity_s_own_page_first(tmp_path):
             return await found_share(retriever)
 
     assert asyncio.run(share()) > 0.98
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_list_question_asks_for_exactly_the_values_that_two_pages_state(split):
+    texts = "\n".join(passage.text for passage in demo_corpus())
+    asked = demo_questions(f"{split}-list")
+    assert len(asked) == len({question.question for question in asked}) == len(demo_questions(split))
+    for question in asked:
+        evidence = [hop["evidence"] for hop in question.metadata["path"]]
+        items = [value for (value,) in question.items]
+        assert all(fact.endswith(f" {item}") and fact in texts for fact, item in zip(evidence, items, strict=True))
+        assert len(set(items)) == 2 and question.golden_answers[0] == " and ".join(items)
+        assert list_f1([Trajectory(question)]) == [(0.0, "0 of 2 items, 0 wrong")]

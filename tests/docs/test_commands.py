@@ -20,6 +20,7 @@ from tests.warmed import run
 GIVEN = {
     "README.md": ("questions.jsonl", "corpus.jsonl.gz"),
     "docs/training.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "base", "runs/hotpotqa"),
+    "docs/outcomes.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz"),
     "docs/corpus.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "texts", "passages.db"),
     "docs/evaluation.md": ("policies/dpo", "policies/hiprag"),
     "docs/publish.md": (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,3 +102,40 @@ def test_a_judge_that_is_always_unreadable_leaves_values_missing(world: World, t
     assert {row["value"] for row in rows} == {None}
     assert summary["trees"]["iterations_without_value"] == sum(row["visits"] for row in rows if row["node_id"] == 0)
     assert any(row["spre"] is not None for row in rows)  # rewards of pairs come from the answers, not from the judge
+
+
+def test_a_verdict_on_an_answer_that_a_kill_9_interrupts_is_not_paid_twice(world: World, tmp_path: Path) -> None:
+    paid = Counter[str]()
+
+    def charge(request: product.Row, answer: product.Row) -> None:
+        paid[json.dumps(request, sort_keys=True)] += 1
+
+    def verdict(request: product.Row) -> str:
+        return "YES" if draw(request["messages"][1]["content"]) < 0.5 else "NO"
+
+    with FakeOpenAI(verdict, models=("judge",), latency_s=0.02, edit=charge) as judge:
+        flags = (
+            *world.flags,
+            "--policy",
+            "extractive",
+            "--outcome",
+            "judge",
+            "--judge-votes",
+            "2",
+            "--iterations",
+            "12",
+        )
+        flags = (*flags, "--judge", judge.base_url, "--judge-model", "judge", "--set", "judge.concurrency=2")
+        killed = product.start("build-tree", *flags, "--out", tmp_path / "killed")
+        product.wait_until(lambda: paid.total() >= 20)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(60)
+        product.wait_until(lambda: judge.in_flight == 0)
+        product.build(*flags, "--out", tmp_path / "killed")
+        assert paid.total() - len(paid) <= 2, "no more than were in flight"
+        product.build(*flags, "--out", tmp_path / "whole")
+    whole, resumed = (product.tree_rows(tmp_path / name) for name in ("whole", "killed"))
+    assert whole == resumed
+    grades = [row["grade"] for row in whole if row["f1"] is not None]
+    assert grades and {grade["value"] for grade in grades} <= {0.0, 0.5, 1.0}
+    assert {grade["error"] for grade in grades if grade["value"] == 0.5} <= {0.5}

@@ -208,7 +208,7 @@ def test_a_name_that_is_no_folder_is_refused(name, questions, tmp_path):
 
 def test_policies_that_cannot_be_compared_are_refused(questions, tmp_path):
     first, other = (toys(questions, "direct", seed=seed)["direct"] for seed in (0, 1))
-    with pytest.raises(ConfigError, match="differ in seed, questions or corpus"):
+    with pytest.raises(ConfigError, match="differ in seed, questions, corpus or outcome"):
         evaluate({"a": first, "b": other}, tmp_path / "out")
     fewer = toys(questions, "direct", questions__limit=3)["direct"]
     with pytest.raises(ConfigError, match="differ in seed"):

@@ -27,6 +27,7 @@ from reasonrag.core.types import (
     Question,
     Search,
     Step,
+    StopReason,
     Trajectory,
 )
 from reasonrag.demo.reader import ExtractiveLLM
@@ -37,6 +38,7 @@ from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import ChatTemplate, chat_with_tools
 from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.rewards import REWARDS, RewardParts, RewardSettings, open_reward
+from reasonrag.rewards.answers import JudgeOutcome
 from reasonrag.rewards.base import trajectory_text
 from reasonrag.rewards.judge import JudgeService, quoted
 from reasonrag.rollout import Engine
@@ -130,6 +132,7 @@ def places() -> Iterator[tuple[str, Callable[[str], Course]]]:
     searched = Step(Prompt(()), Completion("<query>q</query>"), Search("q"), (Passage("p", "T\nt"),))
     yield "reasonrag: evidence", lambda text: _after("reasonrag", searched, _step(text, Note(text)))
     yield "tool_calls: query", lambda text: _after("tool_calls", _step(_CALL, Search(text)))
+    yield "outcome", lambda text: asyncio.run(_graded(text))
     yield "judge", lambda text: _judged({"Question": text, "Trajectory": [text, "b"], "Conclusion": text})
     yield "plan", lambda text: _judged({"Question": "q", "Planner 1": text, "Path 1": (text, "b")})
     yield "recording: result", lambda text: _branched(conversation("one", found=text), text)
@@ -161,6 +164,17 @@ def _shown(prompts: Sequence[Prompt], *decided: Any, lines: bool = True) -> Cour
 
 def _judged(fields: dict[str, Any]) -> Course:
     return _shown([Prompt((Message("system", "Judge."), Message("user", quoted(fields))))])
+
+
+async def _graded(text: str) -> Course:
+    """Grade a text as an answer, by golden answers, by a rubric and by a reference."""
+    llm = ScriptedLLM(lambda prompt, sampling: "YES" if "Prediction" in str(prompt) else "So the score is 0.5")
+    outcome, grades = JudgeOutcome(JudgeService(llm, PromptSet.find())), []
+    for given in ({}, {"rubric": "names Jaws\nnames 1975"}, {"reference": text}):
+        question = replace(QUESTION, question=text, **given)
+        made = Trajectory(question, (_step(text, Answer(text)),), StopReason.ANSWERED)
+        grades += await outcome.grade([made])
+    return _shown(llm.prompts, grades)
 
 
 def _result(text: str) -> list[Passage]:

@@ -23,7 +23,15 @@ from reasonrag.formats.base import SEALED, Reading
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.formats.stream import StreamFormat
 from reasonrag.formats.tool_calls import PARSERS, ToolCallsFormat
-from reasonrag.rewards.judge import last_json_object, parse_score, read_boolean, read_path, read_plan, read_yes_no
+from reasonrag.rewards.judge import (
+    last_json_object,
+    parse_score,
+    read_boolean,
+    read_grade,
+    read_path,
+    read_plan,
+    read_yes_no,
+)
 from reasonrag.storage.parquet import CALLS, read_calls
 from tests.faults.injection import form_of
 from tests.faults.matrix import Figure, Rounds
@@ -207,10 +215,10 @@ _VERDICTS = (
     *_SAID.split(),
     *("score is ", "Score: ", "score = ", "out of 10", "[", "]", "Infinity", "9" * 400, '"a":', "1. a\n", "2) b\n"),
     *("<correct_reasoning_path>", "</correct_reasoning_path>", "<optimized_planner>x", "</optimized_planner>"),
-    *('{"planner_score": 1.2', ', "model_plan_steps": 2'),
+    *("So the score is 0.5", '{"planner_score": 1.2', ', "model_plan_steps": 2'),
 )
 _READERS: tuple[Callable[[str], object], ...] = (
-    *(parse_score, read_boolean, read_yes_no, read_path, read_plan, last_json_object),
+    *(parse_score, read_boolean, read_yes_no, read_path, read_plan, last_json_object, read_grade),
 )
 
 

@@ -58,7 +58,7 @@ def test_a_judge_that_a_reward_does_not_ask_is_no_part_of_the_training(plans):
     assert content(reward__name="outcome") == content(reward__name="outcome", judge__spec="demo-judge:0:0.5")
     assert "judge" not in content(reward__hiprag__lambda_p=0.0, judge__spec=None)
     assert "judge" not in content("demo-when-to-search")
-    assert "judge" in content("demo-when-to-search", reward__when_to_search__correct="judge")
+    assert "judge" in content("demo-when-to-search", outcome__name="judge")
     assert content("demo-search-p1", plans=plans).keys() >= {"judge", "plans"}
     assert content(reward__name=f"{TOYS}:OwnReward")["judge"] == "demo-judge", "it may ask it"
 

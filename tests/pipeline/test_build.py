@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from statistics import fmean
 
 import pyarrow.parquet as pq
 import pytest
+from structlog.testing import capture_logs
 
 from benchmarks.stub import built
 from reasonrag.core.config import load_config
@@ -23,14 +25,15 @@ from tests.toys import ToyRetriever
 QUESTIONS = [Question(str(i), f"Who directed film {i}?", ("Steven Spielberg",), dataset="toy") for i in range(12)]
 
 
-def run(folder, policy=random_policy, *, judge=None, overrides=None, questions=QUESTIONS, format=None):
+def run(folder, policy=random_policy, *, judge=None, overrides=None, questions=QUESTIONS, format=None, outcome=None):
     """One `build-tree` in this process; returns the build and what run.json holds."""
     kind = {"value.kind": "judge"} if judge else {}
     config = load_config(overrides={"search.iterations": 6, "run.max_failed": 1.0, **kind, **(overrides or {})})
     llm = policy if isinstance(policy, ScriptedLLM) else ScriptedLLM(policy)
     judge_llm = ScriptedLLM(judge, name="judge") if judge else None
     format = format or ReasonRAGFormat()
-    parts = Parts(list(questions), ToyRetriever(), format, llm, judge_llm, {"policy": "scripted"})
+    content = {"policy": "scripted"} | ({"outcome": outcome.__name__} if outcome else {})
+    parts = Parts(list(questions), ToyRetriever(), format, llm, judge_llm, content, outcome=outcome)
     return built(config, folder, parts)
 
 
@@ -142,6 +145,56 @@ def test_a_bug_in_one_question_is_counted_by_its_name_and_ends_no_run(tmp_path):
 
     _, summary = run(tmp_path / "r", buggy)
     assert summary["questions"]["failed"] == {"bug:KeyError": 1}
+
+
+def test_the_outcome_of_an_answer_is_in_its_row_and_decides_the_pairs(tmp_path):
+    _, by_f1 = run(tmp_path / "f1")
+    assert "grade" not in rows(tmp_path / "f1")[0] and by_f1["outcome"] == by_f1["pairs"]["outcome"] == "f1"
+
+    def shorter(predictions):
+        return [(1 / len(text.split()), "in words") for text in predictions]
+
+    _, summary = run(tmp_path / "mine", outcome=shorter)
+    answers = [row for row in rows(tmp_path / "mine") if row["f1"] is not None]
+    for row in answers:
+        assert row["grade"] == {"value": 1 / len(row["content"].split()), "error": 0.0, "reason": "in words"}
+        assert row["spre"] == pytest.approx(row["grade"]["value"] * 0.9 ** row["depth"])
+    assert summary["trees"]["mean_outcome"] == pytest.approx(fmean(row["grade"]["value"] for row in answers))
+    assert summary["outcome"] == summary["pairs"]["outcome"] == "shorter"
+
+
+def test_an_answer_without_a_verdict_has_no_reward_and_is_counted(tmp_path):
+    def unread(predictions):
+        return [None if "Spielberg" in text else 0.0 for text in predictions]
+
+    _, summary = run(tmp_path / "r", outcome=unread)
+    right = [row for row in rows(tmp_path / "r") if row["f1"] == 1]
+    assert right and {(row["spre"], row["grade"]["reason"]) for row in right} == {(None, "no_reward")}
+    assert (summary["trees"]["unknown_outcomes"], summary["pairs"]["total"]) == (len(right), 0)
+
+
+def test_an_outcome_that_raises_once_sets_that_question_aside_with_its_file_and_line(tmp_path):
+    calls = []
+
+    def raising(predictions):
+        calls.append(predictions)
+        if len(calls) == 3:
+            raise ValueError("oops")
+        return [1.0] * len(predictions)
+
+    with capture_logs() as logs:
+        _, summary = run(tmp_path / "r", outcome=raising)
+    assert summary["questions"]["failed"] == {"bug:ValueError": 1} and summary["questions"]["finished"] == 11
+    (line,) = [line for line in logs if line.get("cause") == "bug:ValueError"]
+    assert line["place"] == f"{__file__}:{raising.__code__.co_firstlineno + 3}"
+
+
+def test_a_judge_that_is_away_sets_the_question_aside_and_one_that_cannot_be_read_does_not(tmp_path):
+    overrides = {"outcome.name": "judge", "judge.spec": "demo-judge", "value.kind": "rollout"}
+    for reply, failed in ((LLMError("gone", cause="unreachable"), {"unreachable": 12}), ("fine", {})):
+        _, summary = run(tmp_path / str(len(failed)), judge=lambda prompt, sampling, r=reply: r, overrides=overrides)
+        assert summary["questions"]["failed"] == failed
+    assert summary["trees"]["unknown_outcomes"] == summary["trees"]["complete_trajectories"] > 0
 
 
 def test_a_dead_backend_stops_the_run_before_every_question_has_failed(tmp_path):

@@ -92,7 +92,7 @@ def test_a_function_that_raises_sets_its_batch_aside():
 
 
 def test_a_function_that_does_not_return_one_reward_each_ends_the_run():
-    with pytest.raises(ConfigError, match="returned 1 rewards for 2 completions"):
+    with pytest.raises(ConfigError, match="returned 1 values for 2 completions"):
         score(opened("one_for_all"), said("a"), said("b"))
 
 

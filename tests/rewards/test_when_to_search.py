@@ -10,6 +10,7 @@ from reasonrag.core.errors import LLMError
 from reasonrag.core.settings import validate
 from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.rewards import RewardSettings, open_reward
+from reasonrag.rewards.answers import JudgeOutcome
 from reasonrag.rewards.base import Score
 from reasonrag.rewards.when_to_search import (
     RiseDetector,
@@ -27,7 +28,8 @@ WRONG = "George Lucas"
 
 def reward(encoder=None, service=None, **settings):
     chosen = validate(RewardSettings, {"name": "when-to-search", "when_to_search": {"switch_step": 100} | settings})
-    return open_reward(chosen, parts("when_to_search", encoder=encoder or LexicalEncoder(), judge=service))
+    outcome = None if service is None else JudgeOutcome(service)
+    return open_reward(chosen, parts("when_to_search", encoder=encoder or LexicalEncoder(), outcome=outcome))
 
 
 def switching(**detector):
@@ -194,7 +196,7 @@ def test_a_judge_can_tell_what_is_correct():
     close = when_to_search("Jaws", answer="the great Steven Spielberg")
     assert score(reward(), close)[0].parts["correct"] == 0.0
     service = judge(lambda request: "YES" if "Spielberg" in fields(request)["Prediction"] else "NO")
-    ours = reward(service=service, correct="judge")
+    ours = reward(service=service)
     nothing = trajectory("when_to_search", "<think>I give up</think>")
     found = score(ours, close, when_to_search("Jaws", answer=WRONG), nothing)
     assert [s.parts["correct"] for s in found] == [1.0, 0.0, 0.0]
@@ -203,9 +205,9 @@ def test_a_judge_can_tell_what_is_correct():
 
 @pytest.mark.parametrize(("reply", "cause"), [(LLMError("down"), "unreachable"), ("perhaps", "unreadable")])
 def test_a_judge_that_fails_gives_no_score(reply, cause):
-    ours = reward(service=judge(lambda request: reply), correct="judge")
+    ours = reward(service=judge(lambda request: reply))
     (found,) = score(ours, when_to_search("Jaws"))
-    assert (found.value, found.cause, found.parts["r_f"], found.parts["correct"]) == (None, cause, 1.0, None)
+    assert (found.value, found.cause, found.parts["em"], found.parts["grade"]) == (None, cause, 1.0, None)
 
 
 @pytest.mark.parametrize(

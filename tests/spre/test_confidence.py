@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import NormalDist
 
 import pytest
 
@@ -48,3 +49,12 @@ def test_no_confidence_without_a_trajectory():
     for ask in (lambda: confidence(nothing, ANSWER), lambda: standard_error(nothing)):
         with pytest.raises(ValueError, match="without a complete trajectory"):
             ask()
+
+
+def test_verdicts_that_differ_make_the_order_of_two_answers_less_sure():
+    sure, worse = (replace(ANSWER, reward=reward, ends=(reward,)) for reward in (0.8, 0.2))
+    unsure = replace(sure, noise=0.3)
+    assert confidence(sure, worse) == 1.0 and standard_error(unsure) == pytest.approx(0.3)
+    assert confidence(unsure, worse) == pytest.approx(NormalDist().cdf(0.6 / 0.3))
+    search = query(0.2, 0.2, 0.2)
+    assert confidence(unsure, search) < confidence(sure, search)

@@ -142,7 +142,8 @@ function box(node) {
   const rewards = item.members.map((member) => member.spre).filter((spre) => spre !== null);
   const made = element("div", "", classes("node", item));
   const title = `${lead.node_id} ${lead.action || "question"}${item.members.length > 1 ? ` ×${item.members.length}` : ""}`;
-  const values = [...(lead.f1 === null ? [] : [`F1 ${number(lead.f1)}`]), `SPRE ${range(rewards)}`, `N ${item.visits}`];
+  const worth = lead.grade ? `outcome ${number(lead.grade.value)}` : `F1 ${number(lead.f1)}`;
+  const values = [...(lead.f1 === null ? [] : [worth]), `SPRE ${range(rewards)}`, `N ${item.visits}`];
   const shownValues = node.short && values.join().length > 20 ? values.slice(0, -1) : values;
   const quote = lead.parent_id < 0 ? document.querySelector("h1").textContent : lead.content;
   made.append(element("span", title, "title"), element("span", shownValues.join(" · "), "figures"), element("span", quote, "quote"));
@@ -314,6 +315,9 @@ function facts(node) {
     "visits with a value": node.valued,
     "value Q": number(node.value),
     SPRE: number(node.spre),
+    "outcome of the answer": node.grade ? number(node.grade.value) : null,
+    "error of the outcome": node.grade?.error || null,
+    "reason of the outcome": node.grade?.reason || null,
     "F1 of the answer": node.f1?.toFixed(3),
     "exact match": node.em?.toFixed(3),
     "prompt tokens": node.prompt_tokens,
