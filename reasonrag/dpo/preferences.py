@@ -35,7 +35,7 @@ from reasonrag.core.text import common_length, common_text, normalize_answer, qu
 from reasonrag.core.types import Message, Prompt, Span, as_finite
 from reasonrag.storage.files import short_hash
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import NO_OBJECT, SUFFIXES, Row, RowProblems, raw_rows, read_batches, text_id
+from reasonrag.storage.parquet import NO_OBJECT, SUFFIXES, Row, RowProblems, raw_rows, text_id
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
 _BY_PROMPT = "prompt "  # the group of a row without a question id begins with this
@@ -270,23 +270,10 @@ def pairs_in(path: Path) -> Iterator[CheckedRow]:
             at its end, some rows cannot be used, which it names.
     """
     row = None
-    for row in checked_rows(path.name, _rows_of(path), RowProblems(str(path))):
+    for row in checked_rows(path.name, raw_rows(path), RowProblems(str(path))):
         yield row
     if row is None:
         raise DataError(f"{path}: no pairs in it")
-
-
-def _rows_of(path: Path) -> Iterator[NumberedRow]:
-    """Yield the 1-based number and the value of each row; page checksums of Parquet are verified if there are any."""
-    if path.suffix.lower() != ".parquet" or not path.is_file():
-        yield from raw_rows(path)
-        return
-    number = 0
-    # Not `raw_rows`, which does not verify checksums: a flipped bit could be another text.
-    for batch in read_batches(path, None):
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
 
 
 def _read_hub(data: str) -> Preferences:
