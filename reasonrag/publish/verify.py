@@ -202,8 +202,7 @@ def _check_trees(path: Path, files: Sequence[Path], verified: Verified) -> None:
 
         def read_value() -> None:
             value = read_run(path)[0].value
-            if "weighting" in value.model_fields_set:  # older runs do not record how SPRE was computed
-                spre.update(alpha=value.alpha, weighting=value.weighting)
+            spre.update(alpha=value.alpha, weighting=value.weighting)
 
         verified.check("config.yaml", read_value)
     # The columns of the shape alone: texts are most of a table and prove nothing about the tree.

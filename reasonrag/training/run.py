@@ -220,8 +220,7 @@ def checkpoint_problem(checkpoint: Path, *, fully: bool = True) -> str:
     Files are compared by size and, if `fully`, by checksum.
     """
     marker = read_json(checkpoint / _MARKER) or {}
-    checksum = marker.pop("checksum", None)  # checkpoints of older versions have none
-    if not isinstance(files := marker.get("files"), dict) or checksum not in (None, short_hash(marker)):
+    if marker.pop("checksum", None) != short_hash(marker) or not isinstance(files := marker.get("files"), dict):
         return f"{_MARKER} is missing or damaged: it was not written to its end"
     return damage(checkpoint, files, fully=fully)
 
