@@ -266,7 +266,6 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.core import event_loop
     from reasonrag.core.table import Table
     from reasonrag.formats import PromptSet
-    from reasonrag.llm.journaled import JournaledLLM
     from reasonrag.online_rl.reference_plans import make_plans, save_plans
     from reasonrag.pipeline.parts import as_served, check, judge_service, open_engine, open_parts
     from reasonrag.pipeline.work import Progress
@@ -289,11 +288,9 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     # before it is used. So the same command resumes after a kill, and
     # other candidates or questions cost their new calls alone.
     async def make(journal: Journal) -> list[dict[str, Any]]:
-        policy = JournaledLLM(parts.policy, journal, kind="policy")
+        policy = progress.open(parts.policy, journal, "policy")
         assert parts.judge is not None  # value.kind is judge
-        judge = JournaledLLM(parts.judge, journal, kind="judge")
-        progress.open(policy)
-        progress.open(judge)
+        judge = progress.open(parts.judge, journal, "judge")
         retriever = BatchedRetriever.of_run(parts.retriever, journal)
         engine = open_engine(config, policy, retriever, parts.format)
         async with contextlib.aclosing(parts):

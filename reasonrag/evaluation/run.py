@@ -27,7 +27,6 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from reasonrag.core import event_loop
-from reasonrag.core.calls import SlotCounts
 from reasonrag.core.config import Config, carried_settings
 from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
 from reasonrag.core.settings import identity, validate
@@ -45,7 +44,6 @@ from reasonrag.evaluation.summary import (
 from reasonrag.evaluation.tables import write_report
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.llm.base import LLM, Caller, StepScorer, caller
-from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.parts import (
     Parts,
     as_served,
@@ -266,15 +264,11 @@ class Evaluation:
     ) -> tuple[list[Outcome], dict[str, Any] | None]:
         """Return the outcomes at all settings, and the judge's entry in `metrics.json`."""
         config, format = self.points[name][0][1], self._formats[name]
-        policy = JournaledLLM(llm, folder.journal, kind="policy", concurrency=config.policy.concurrency)
-        self.progress.open(policy)
-        engines = [policy.slots]
+        policy = self.progress.open(llm, folder.journal, "policy", config.policy.concurrency)
         examiner = judge = None
         if self._judge is not None:
             # The judge's replies go to the journal of the policy that they are about.
-            journaled = JournaledLLM(self._judge, folder.journal, kind="judge", concurrency=config.judge.concurrency)
-            engines.append(journaled.slots)
-            self.progress.open(journaled)
+            journaled = self.progress.open(self._judge, folder.journal, "judge", config.judge.concurrency)
             judge = judge_service(journaled, config.judge, PromptSet.find(config.format.prompts))
         outcome = open_outcome(config.outcome, judge) if self.graded else None
         if judge or outcome:
@@ -288,7 +282,7 @@ class Evaluation:
             for setting, config in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"
                 engine = open_engine(config, policy, retriever, format, self._scorer)
-                outcomes.append(await self._run_setting(setting, config, engine, engines, examiner, folder))
+                outcomes.append(await self._run_setting(setting, config, engine, examiner, folder))
             return outcomes, examiner.describe() if examiner else None
 
     async def _run_setting(
@@ -296,7 +290,6 @@ class Evaluation:
         setting: Setting,
         config: Config,
         engine: Engine,
-        engines: Sequence[SlotCounts],
         examiner: Examiner | None,
         folder: RunFolder,
     ) -> Outcome:
@@ -343,7 +336,7 @@ class Evaluation:
         await work_through(
             self.questions,
             try_question,
-            engines,
+            self.progress.engines,
             self.progress,
             failed=keep_failure,
             planned=_most_steps(config),

@@ -17,7 +17,6 @@ from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
 from reasonrag.dpo.pairs import rivals_of
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.formats.recorded import RecordedFormat
-from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts.search import Evaluator, Origin, Tree, TreeSearch, graft
 from reasonrag.pipeline.parts import (
     Parts,
@@ -114,7 +113,7 @@ def build_trees(
                         await work_through(
                             build.unfinished(),
                             build_tree,
-                            build.engines,
+                            build.progress.engines,
                             build.progress,
                             failed=keep_failure,
                             planned=config.search.iterations,
@@ -138,7 +137,6 @@ class Build:
 
     Attributes:
         search: builds the tree of a question.
-        engines: the requests in flight of the policy and the judge.
         progress: of this process.
         graded: whether the answers have grades, as their outcome is not token F1.
     """
@@ -148,22 +146,16 @@ class Build:
         self.parts = parts
         self.run_folder = run
         self.progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0))
-        self.policy = JournaledLLM(parts.policy, run.journal, kind="policy", concurrency=config.policy.concurrency)
-        self.progress.open(self.policy)
-        self.engines = [self.policy.slots]
+        self.policy = self.progress.open(parts.policy, run.journal, "policy", config.policy.concurrency)
         retriever = BatchedRetriever.of_run(parts.retriever, run.journal)
         judge = None
         if parts.judge is not None:
-            judging = JournaledLLM(parts.judge, run.journal, kind="judge", concurrency=config.judge.concurrency)
-            self.engines.append(judging.slots)
-            self.progress.open(judging)
+            judging = self.progress.open(parts.judge, run.journal, "judge", config.judge.concurrency)
             judge = judge_service(judging, config.judge, PromptSet.find(config.format.prompts))
         engine = open_engine(config, self.policy, retriever, parts.format, parts.scorer)
         self.completing = engine
         if parts.completer is not None:
-            completer = JournaledLLM(parts.completer, run.journal, kind="completer")
-            self.engines.append(completer.slots)
-            self.progress.open(completer)
+            completer = self.progress.open(parts.completer, run.journal, "completer")
             self.completing = open_engine(config, completer, retriever, parts.format, parts.scorer)
         self.graded = config.outcome.name != "f1"
         if self.graded:
