@@ -32,7 +32,7 @@ from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
 from reasonrag.core.settings import identity, validate
 from reasonrag.core.text import Rules, normalize_answer
 from reasonrag.core.types import Question, Trajectory
-from reasonrag.evaluation.metrics import NOT_JUDGED, Attempt, Examiner, attempt_values, check_judged, trajectory_row
+from reasonrag.evaluation.metrics import Attempt, Examiner, attempt_values, check_judged, trajectory_row
 from reasonrag.evaluation.summary import (
     Outcome,
     PolicyResult,
@@ -265,14 +265,13 @@ class Evaluation:
         """Return the outcomes at all settings, and the judge's entry in `metrics.json`."""
         config, format = self.points[name][0][1], self._formats[name]
         policy = self.progress.open(llm, folder.journal, "policy", config.policy.concurrency)
-        examiner = judge = None
+        judge = None
         if self._judge is not None:
             # The judge's replies go to the journal of the policy that they are about.
             journaled = self.progress.open(self._judge, folder.journal, "judge", config.judge.concurrency)
             judge = judge_service(journaled, config.judge, PromptSet.find(config.format.prompts))
         outcome = open_outcome(config.outcome, judge) if self.graded else None
-        if judge or outcome:
-            examiner = Examiner(judge, policy, self.judged, outcome)
+        examiner = Examiner(judge, policy, self.judged, outcome)
         retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
         async with show(self) if show else contextlib.nullcontext():
             parts = Parts(self.questions, self.retriever, format, llm, self._judge, {})
@@ -283,14 +282,14 @@ class Evaluation:
                 self.progress.label = f"{name} {setting.name}"
                 engine = open_engine(config, policy, retriever, format, self._scorer)
                 outcomes.append(await self._run_setting(setting, config, engine, examiner, folder))
-            return outcomes, examiner.describe() if examiner else None
+            return outcomes, examiner.describe() if judge or outcome else None
 
     async def _run_setting(
         self,
         setting: Setting,
         config: Config,
         engine: Engine,
-        examiner: Examiner | None,
+        examiner: Examiner,
         folder: RunFolder,
     ) -> Outcome:
         """Make one attempt at each question; give up once more than `run.max_failed` of them have failed."""
@@ -321,9 +320,7 @@ class Evaluation:
             trajectories = await engine.run(starts, seeds=seeds, completed=count)
             trajectory = await choose(trajectories, config.choice.rule, self._scorer)
             reading = engine.format.read(trajectory)
-            verdicts = NOT_JUDGED
-            if examiner is not None:
-                verdicts = await examiner.examine(trajectory, reading, outcome.asked)
+            verdicts = await examiner.examine(trajectory, reading, outcome.asked)
             attempt = Attempt(trajectory, reading, verdicts, self.rules)
             values = attempt_values(attempt)
             outcome.add(index, attempt, values)
