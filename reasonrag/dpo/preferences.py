@@ -203,7 +203,11 @@ def _read_folder(path: Path) -> Preferences:
             config = load_config(file=path / "config.yaml")
         if not any(folder.glob("*.parquet")):
             raise DataError(f"{path}: no run and no Parquet file in this folder; give one that has either")
-    rows_by_split = _read_splits(folder)
+    # By its name, a file is for training unless that begins with the one of a held-out split.
+    check_shards(folder)
+    rows_by_split: defaultdict[str, list[CheckedRow]] = defaultdict(list)
+    for file in sorted(folder.glob("*.parquet")):
+        rows_by_split[split_of(file.name)] += pairs_in(file)
     # A copied run may lack a file: training on a part of
     # the pairs would look like training on all of them.
     expected = summary.get("pairs") or {}
@@ -217,15 +221,6 @@ def _read_folder(path: Path) -> Preferences:
     prompts = (summary.get("content") or {}).get("prompts")
     card = None if config is None else PolicyCard.of(config.model_dump(mode="json"), prompts)
     return _of_splits(str(path), rows_by_split, card)
-
-
-def _read_splits(folder: Path) -> dict[str, list[CheckedRow]]:
-    """Read Parquet files by name: a file is for training unless its name begins with that of a held-out split."""
-    check_shards(folder)
-    rows_by_split: defaultdict[str, list[CheckedRow]] = defaultdict(list)
-    for file in sorted(folder.glob("*.parquet")):
-        rows_by_split[split_of(file.name)] += pairs_in(file)
-    return rows_by_split
 
 
 def _of_splits(source: str, rows_by_split: Mapping[str, list[CheckedRow]], card: PolicyCard | None) -> Preferences:

@@ -49,7 +49,6 @@ from reasonrag.storage.folder import (
     damage,
     describe,
     first_usable,
-    read_config,
     versions,
     write_config,
 )
@@ -177,11 +176,6 @@ def check_trained(out: Path) -> int:
             f"`files` from {SUMMARY}"
         )
     return len(files)
-
-
-def check_settings(out: Path) -> None:
-    """Raise RunError if `config.yaml` was changed since it was written."""
-    read_config(out, "the same command")
 
 
 def check_summary(out: Path) -> None:
