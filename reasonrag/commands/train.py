@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -413,8 +412,6 @@ def run_training(trainer: str, config: Any, out: Path | None) -> None:
 
 # --- Choices of commands that are given no data or no model ---
 
-_HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
-
 
 def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
     """Return the settings of `dpo train`, `sft train` or `prm train` with the data and the model that are not named.
@@ -538,10 +535,10 @@ def _questions_of(policy: Path, tree: Tree, log: Callable[[str], None]) -> dict[
 
 def _require_gpu(settings: TrainSettings) -> None:
     """Raise if a default model of the Hub would be trained without a GPU, before anything is downloaded."""
-    from reasonrag.training.model import uses_gpu
+    from reasonrag.training.model import HUB_MODEL, uses_gpu
 
     model = str(settings.model)
-    if _HUB_MODEL.fullmatch(model) and not Path(model).exists() and not uses_gpu(settings):
+    if HUB_MODEL.fullmatch(model) and not Path(model).exists() and not uses_gpu(settings):
         raise ConfigError(
             f"no --model is given, and there is no GPU for {model}; choose one of: a folder or a Hub id of a model "
             "that this machine can train, or demo[:FORMAT] (a tiny policy for the demo world)"
