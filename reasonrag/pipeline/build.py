@@ -122,7 +122,7 @@ def build_trees(
                             stall_s=config.stall_s,
                         )
                     finally:
-                        run.add_seconds(build.progress.seconds)
+                        run.note(seconds=run.facts().get("seconds", 0.0) + build.progress.seconds)
 
         event_loop.run(build_all())
         run.journal.admit()  # raises if the run was stopped
@@ -298,7 +298,6 @@ def estimate(config: Config) -> str:
     format = open_format(config)
     steps = config.format.max_steps
     a_tree = most_calls(config)
-    completions = a_tree.get("completer", 0)
     first_prompts = [format.prompt(question, ()) for question in questions[:100]]
     prompt_chars = sum(len(message.content) for prompt in first_prompts for message in prompt.messages)
     passage_chars = min(_PASSAGE_CHARS, config.retrieval.max_passage_chars) * config.retrieval.top_k
@@ -313,7 +312,7 @@ def estimate(config: Config) -> str:
         f"about {prompt_tokens:.0f} prompt tokens and {written['policy']} written ones a call: {millions:.1f} M tokens "
         f"at most (--max-tokens allows {config.policy.max_tokens} written ones)",
     ]
-    if completions:
+    if completions := a_tree.get("completer", 0):
         lines.insert(2, f"at most {calls['completer']} calls of the completer, {completions} for each question")
     for role, count in calls.items():
         cost = config.prices[role].cost(round(count * prompt_tokens), count * written[role])

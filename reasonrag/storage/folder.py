@@ -402,10 +402,6 @@ class RunFolder(Folder):
         facts = self.facts()
         return [facts.get(f"shard {number}", {}) for number in range(facts.get("shards", 0))]
 
-    def add_seconds(self, seconds: float) -> None:
-        """Add the seconds of a process to the total of the run."""
-        self.note(seconds=self.facts().get("seconds", 0.0) + seconds)
-
 
 def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Config, dict[str, Any]]:
     """Return the configuration and the summary (`run.json`) of a finished run.
