@@ -27,7 +27,6 @@ from reasonrag.core.text import printable
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
-    from reasonrag.evaluation.metrics import Judging
     from reasonrag.evaluation.run import Evaluation
 
 # NAME=SPEC#MODEL. A name has no ":" and no "/", so the "=" in the query of a URL does not end one.
@@ -36,7 +35,7 @@ _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?
 
 _NAMES = Several(lambda name: name.strip().lower(), "name")
 # The arguments of `Evaluation` that have an option of the same name.
-_COMPARED = ("temperatures", "max_steps", "max_searches", "top_ks", "choose", "rules", "differently")
+_COMPARED = ("temperatures", "max_steps", "max_searches", "top_ks", "choose", "rules", "judged", "differently")
 _BY_NAME = {"format.name": "--format", "policy.chat_template": "--chat-template", "policy.card": "--card"}
 
 # In the reasonrag format a search takes two actions: itself, and its evidence.
@@ -132,7 +131,6 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
 
     by_name = {key: given.pop(key.replace(".", "__")) for key in _BY_NAME}
     compared = {name: given.pop(name) for name in _COMPARED}
-    judge, judge_model, judged = (given.pop(name) for name in ("judge__spec", "judge__model", "judged"))
     choices = sources(given)
     if compared["choose"]:
         choices["overrides"]["choice.rule"] = compared["choose"][0]
@@ -140,15 +138,14 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
     if compared["temperatures"] is None:  # greedy, unless --set gives a temperature
         first = next(iter(configs.values())).policy
         compared["temperatures"] = (first.temperature if "policy.temperature" in choices["overrides"] else 0.0,)
-    judge_of = judging(judge, judge_model, judged, configs)
+    compared["judged"] = judged_metrics(compared["judged"], choices["overrides"], next(iter(configs.values())))
     log_plainly()
-    judged_by = [judge_of.model, judge_of.metrics] if judge_of else []
-    command = ["eval", compared, *configs, *configs.values(), *judged_by]
+    command = ["eval", compared, *configs, *configs.values()]
     if finished(out, *command):
         sys.exit(_print(require_json(out / "metrics.json"), out))
     from reasonrag.evaluation.run import Evaluation
 
-    exit_code = _run(partial(Evaluation, configs, out, judging=judge_of, **compared))
+    exit_code = _run(partial(Evaluation, configs, out, **compared))
     # The same command tries failed questions and verdicts again.
     if not exit_code and '"failed": {\n' not in (out / "metrics.json").read_text("utf-8"):
         mark_finished(out, *command)
@@ -220,7 +217,7 @@ def policy_configs(
             if name and name not in of_policy:
                 raise ConfigError(f"{_BY_NAME[key]} is given for {name}, but the policies are {', '.join(of_policy)}")
             (of_policy[name] if name else common)[key] = value
-    return {name: load_config(**{**choices, "overrides": common | own}) for name, own in of_policy.items()}
+    return {name: load_config(**{**choices, "overrides": common | own}, judged=True) for name, own in of_policy.items()}
 
 
 def _held_out(choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,20 +246,11 @@ def _held_out(choices: Mapping[str, Any]) -> dict[str, Any]:
     return {"questions.dataset": ",".join(sets), "questions.split": None}
 
 
-def judging(
-    spec: str | None, model: str | None, judged: tuple[str, ...] | None, configs: Mapping[str, Config]
-) -> Judging | None:
-    """Return the judge of an evaluation; None without `--judge`. Its sampling and prices are the settings `judge.*`."""
-    from reasonrag.core.config import JudgeConfig
-    from reasonrag.core.settings import validate
-    from reasonrag.evaluation.metrics import JUDGED, Judging
+def judged_metrics(judged: tuple[str, ...] | None, overrides: Mapping[str, Any], config: Config) -> tuple[str, ...]:
+    """Return the metrics that the judge is asked for: those of `--judged`, else all if `--judge` names it for them."""
+    from reasonrag.evaluation.metrics import JUDGED
 
-    config = next(iter(configs.values()))
-    if spec is None:
-        if model or judged or config.outcome.verdicts:
-            raise ConfigError("--judge-model, --judged and --outcome judge are about a judge; name one with --judge")
-        return None
-    settings = config.judge.model_dump(exclude_unset=True) | {"spec": spec}
-    if model:
-        settings["model"] = model
-    return Judging(validate(JudgeConfig, settings), judged or (("outcome",) if config.outcome.verdicts else JUDGED))
+    if config.judge.spec is None and (judged or "judge.model" in overrides or config.outcome.verdicts):
+        raise ConfigError("--judge-model, --judged and --outcome judge are about a judge; name one with --judge")
+    # A file of build-tree may name the judge of its trees.
+    return judged or (JUDGED if "judge.spec" in overrides and not config.outcome.verdicts else ())

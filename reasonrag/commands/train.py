@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -266,7 +265,6 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.core import event_loop
     from reasonrag.core.table import Table
     from reasonrag.formats import PromptSet
-    from reasonrag.llm.journaled import JournaledLLM
     from reasonrag.online_rl.reference_plans import make_plans, save_plans
     from reasonrag.pipeline.parts import as_served, check, judge_service, open_engine, open_parts
     from reasonrag.pipeline.work import Progress
@@ -289,11 +287,9 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     # before it is used. So the same command resumes after a kill, and
     # other candidates or questions cost their new calls alone.
     async def make(journal: Journal) -> list[dict[str, Any]]:
-        policy = JournaledLLM(parts.policy, journal, kind="policy")
+        policy = progress.open(parts.policy, journal, "policy")
         assert parts.judge is not None  # value.kind is judge
-        judge = JournaledLLM(parts.judge, journal, kind="judge")
-        progress.open(policy)
-        progress.open(judge)
+        judge = progress.open(parts.judge, journal, "judge")
         retriever = BatchedRetriever.of_run(parts.retriever, journal)
         engine = open_engine(config, policy, retriever, parts.format)
         async with contextlib.aclosing(parts):
@@ -415,8 +411,6 @@ def run_training(trainer: str, config: Any, out: Path | None) -> None:
 
 
 # --- Choices of commands that are given no data or no model ---
-
-_HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
@@ -541,10 +535,10 @@ def _questions_of(policy: Path, tree: Tree, log: Callable[[str], None]) -> dict[
 
 def _require_gpu(settings: TrainSettings) -> None:
     """Raise if a default model of the Hub would be trained without a GPU, before anything is downloaded."""
-    from reasonrag.training.model import uses_gpu
+    from reasonrag.training.model import HUB_MODEL, uses_gpu
 
     model = str(settings.model)
-    if _HUB_MODEL.fullmatch(model) and not Path(model).exists() and not uses_gpu(settings):
+    if HUB_MODEL.fullmatch(model) and not Path(model).exists() and not uses_gpu(settings):
         raise ConfigError(
             f"no --model is given, and there is no GPU for {model}; choose one of: a folder or a Hub id of a model "
             "that this machine can train, or demo[:FORMAT] (a tiny policy for the demo world)"

@@ -360,8 +360,6 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Config:
-        if "judge" not in (self.value.kind, self.outcome.name) and (self.judge.spec or self.judge.model):
-            raise ValueError("a judge is named, and nothing asks it; add --value judge or --outcome judge")
         if self.outcome.votes > 1 and self.outcome.name != "judge":
             raise ValueError("several verdicts are asked for, but no judge grades the answers; add --outcome judge")
         if self.value.kind != "rollout" and self.completer.spec:
@@ -452,7 +450,11 @@ PRESETS: dict[str, Tree] = {
 
 
 def load_config(
-    *, preset: str | None = None, file: Path | None = None, overrides: Mapping[str, Any] | None = None
+    *,
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    judged: bool = False,
 ) -> Config:
     """Return the resolved configuration. The folder of a policy supplies its prompts, unless others are given.
 
@@ -460,10 +462,11 @@ def load_config(
         preset: a key of `PRESETS`.
         file: YAML file with the sections of `Config`.
         overrides: dotted names to values, `{"search.iterations": 32}`.
+        judged: of an evaluation, in which a judge may be asked for metrics alone.
 
     Raises:
-        ConfigError: a key is unknown (the message has the nearest
-            name), a value out of range, or the file not YAML.
+        ConfigError: a key is unknown (the message has the nearest name), a value
+            out of range, the file not YAML, or nothing asks the judge that is named.
     """
     given = gather(PRESETS, preset=preset, file=file, overrides=overrides)
     questions, policy = given.get("questions"), given.get("policy")
@@ -477,7 +480,11 @@ def load_config(
         tree = carried_settings(ModelAddress("hf", str(card)) if card else ModelAddress.parse(str(spec or "")))
     # The card is below everything that the user gave: flags, --set, the file and the preset win.
     merge(tree, given)
-    return validate(Config, tree)
+    config = validate(Config, tree)
+    is_asked = judged or "judge" in (config.value.kind, config.outcome.name)
+    if not is_asked and (config.judge.spec or config.judge.model):
+        raise ConfigError("configuration: a judge is named, and nothing asks it; add --value judge or --outcome judge")
+    return config
 
 
 # --- The card of a policy: `reasonrag.yaml` next to its weights ---

@@ -169,29 +169,6 @@ def gather(
     return tree
 
 
-def known_settings(model: type[BaseModel], tree: Mapping[str, Any]) -> Tree:
-    """Return a saved tree without the keys that the model does not have: settings of an earlier version."""
-    known: Tree = {}
-    for name, field in model.model_fields.items():
-        if name in tree:
-            section, value = field.annotation, tree[name]
-            if isinstance(value, Mapping) and isinstance(section, type) and issubclass(section, BaseModel):
-                value = known_settings(section, value)
-            known[name] = value
-    return known
-
-
-def is_setting(model: object, name: str) -> bool:
-    """Return whether a model has the setting with this dotted name; a free mapping has all names."""
-    for part in name.split("."):
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            return True
-        if part not in model.model_fields:
-            return False
-        model = model.model_fields[part].annotation
-    return True
-
-
 def merge(tree: Tree, more: Mapping[str, Any]) -> None:
     """Merge `more` into a tree in place, section by section; `more` wins."""
     for name, value in more.items():

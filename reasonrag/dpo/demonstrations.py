@@ -27,14 +27,13 @@ from reasonrag.core.types import (
     Span,
     Step,
 )
-from reasonrag.dpo.pairs import in_test_split, open_turn, path_from_root, path_outcome, repeated_questions
+from reasonrag.dpo.pairs import open_turn, path_from_root, path_outcome, split_trees
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText
 from reasonrag.formats import Format, open_format
 from reasonrag.spre.decisions import content_of, step_end
 from reasonrag.spre.estimate import outcome_of
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths
-from reasonrag.storage.tables import tree_schema
+from reasonrag.storage.parquet import Row
 from reasonrag.training.settings import SFTSettings
 
 FORCED = "forced answer"
@@ -68,9 +67,7 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
     learned: list[list[Row]] = []  # steps from below the root to the answer
     question_count = learned_questions = 0
-    repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
-    for key, tree in by_question(read_shards(run / "trees", "nodes", tree_schema(), columns=_NODE_COLUMNS)):
-        split = "test" if in_test_split(key, settings.test_share, repeated) else "train"
+    for split, key, tree in split_trees(run, _NODE_COLUMNS, settings.test_share):
         # A step that cannot be parsed is never learned. Of equal attempts the first counts.
         distinct: dict[tuple[object, ...], list[Row]] = {}
         for node in tree:

@@ -27,7 +27,7 @@ from reasonrag.spre.decisions import (
     stopping,
 )
 from reasonrag.spre.estimate import Weighting, outcome_of
-from reasonrag.storage.parquet import Row, by_question, read_batches
+from reasonrag.storage.parquet import Row, by_question, read_batches, read_shards, shard_paths
 from reasonrag.storage.tables import tree_schema
 
 Question = tuple[str, str]  # data set and id
@@ -201,6 +201,13 @@ def in_test_split(question: Question, share: float, repeated: Mapping[Question, 
     dataset, question_id = (repeated or {}).get(question, question)
     digest = hashlib.sha256(f"{dataset}\0{question_id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def split_trees(run: Path, columns: Sequence[str], share: float) -> Iterator[tuple[str, Question, list[Row]]]:
+    """Yield each tree of a run, with the split that holds its question, train or test, and the question."""
+    repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
+    for question, tree in by_question(read_shards(run / "trees", "nodes", tree_schema(), columns=columns)):
+        yield "test" if in_test_split(question, share, repeated) else "train", question, tree
 
 
 def _trees(nodes: Iterable[Row], repeated: Collection[tuple[str, str]] | None) -> Iterator[tuple[list[Row], set[str]]]:

@@ -35,7 +35,7 @@ from reasonrag.core.text import common_length, common_text, normalize_answer, qu
 from reasonrag.core.types import Message, Prompt, Span, as_finite
 from reasonrag.storage.files import short_hash
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import NO_OBJECT, SUFFIXES, Row, RowProblems, raw_rows, read_batches, text_id
+from reasonrag.storage.parquet import NO_OBJECT, SUFFIXES, Row, RowProblems, raw_rows, text_id
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
 _BY_PROMPT = "prompt "  # the group of a row without a question id begins with this
@@ -203,7 +203,11 @@ def _read_folder(path: Path) -> Preferences:
             config = load_config(file=path / "config.yaml")
         if not any(folder.glob("*.parquet")):
             raise DataError(f"{path}: no run and no Parquet file in this folder; give one that has either")
-    rows_by_split = _read_splits(folder)
+    # By its name, a file is for training unless that begins with the one of a held-out split.
+    check_shards(folder)
+    rows_by_split: defaultdict[str, list[CheckedRow]] = defaultdict(list)
+    for file in sorted(folder.glob("*.parquet")):
+        rows_by_split[split_of(file.name)] += pairs_in(file)
     # A copied run may lack a file: training on a part of
     # the pairs would look like training on all of them.
     expected = summary.get("pairs") or {}
@@ -217,15 +221,6 @@ def _read_folder(path: Path) -> Preferences:
     prompts = (summary.get("content") or {}).get("prompts")
     card = None if config is None else PolicyCard.of(config.model_dump(mode="json"), prompts)
     return _of_splits(str(path), rows_by_split, card)
-
-
-def _read_splits(folder: Path) -> dict[str, list[CheckedRow]]:
-    """Read Parquet files by name: a file is for training unless its name begins with that of a held-out split."""
-    check_shards(folder)
-    rows_by_split: defaultdict[str, list[CheckedRow]] = defaultdict(list)
-    for file in sorted(folder.glob("*.parquet")):
-        rows_by_split[split_of(file.name)] += pairs_in(file)
-    return rows_by_split
 
 
 def _of_splits(source: str, rows_by_split: Mapping[str, list[CheckedRow]], card: PolicyCard | None) -> Preferences:
@@ -270,23 +265,10 @@ def pairs_in(path: Path) -> Iterator[CheckedRow]:
             at its end, some rows cannot be used, which it names.
     """
     row = None
-    for row in checked_rows(path.name, _rows_of(path), RowProblems(str(path))):
+    for row in checked_rows(path.name, raw_rows(path), RowProblems(str(path))):
         yield row
     if row is None:
         raise DataError(f"{path}: no pairs in it")
-
-
-def _rows_of(path: Path) -> Iterator[NumberedRow]:
-    """Yield the 1-based number and the value of each row; page checksums of Parquet are verified if there are any."""
-    if path.suffix.lower() != ".parquet" or not path.is_file():
-        yield from raw_rows(path)
-        return
-    number = 0
-    # Not `raw_rows`, which does not verify checksums: a flipped bit could be another text.
-    for batch in read_batches(path, None):
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
 
 
 def _read_hub(data: str) -> Preferences:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
-from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import Rules, cover_match, exact_match, one_line, token_f1
 from reasonrag.core.types import Grade, Malformed, Question, Search, StopReason, Trajectory
@@ -45,22 +44,13 @@ _TEXTS = {
 COUNTED_AS = {"lasj": "answer", "osr": "over", "usr": "under", "outcome": "outcome"}
 
 
-@dataclass(frozen=True, slots=True)
-class Judging:
-    """A judge, and the metrics that it is asked for: some of `JUDGED`, and "outcome" if it is the outcome."""
-
-    model: JudgeConfig
-    metrics: tuple[str, ...] = JUDGED
-
-    def __post_init__(self) -> None:
-        if not self.metrics or not set(self.metrics) <= {*JUDGED, "outcome"}:
-            raise ConfigError(f"a judge is asked for some of {', '.join(JUDGED)}, not for {', '.join(self.metrics)!r}")
-
-    def check(self, prompts: PromptSet) -> None:
-        """Raise ConfigError unless the prompt set has every text that the metrics need."""
-        for metric in self.metrics:
-            for name in _TEXTS[metric]:
-                prompts.text(name)
+def check_judged(metrics: Sequence[str], prompts: PromptSet) -> None:
+    """Raise ConfigError unless a judge can be asked for these metrics, with the texts of a prompt set."""
+    if not _TEXTS.keys() >= set(metrics):
+        raise ConfigError(f"a judge is asked for some of {', '.join(JUDGED)}, not for {', '.join(metrics)!r}")
+    for metric in metrics:
+        for name in _TEXTS[metric]:
+            prompts.text(name)
 
 
 class StepCounts(NamedTuple):

@@ -23,18 +23,16 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from reasonrag.core import event_loop
-from reasonrag.core.calls import SlotCounts
-from reasonrag.core.config import Config, JudgeConfig, ValueConfig, carried_settings
+from reasonrag.core.config import Config, carried_settings
 from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
 from reasonrag.core.settings import identity, validate
 from reasonrag.core.text import Rules, normalize_answer
 from reasonrag.core.types import Question, Trajectory
-from reasonrag.evaluation.metrics import NOT_JUDGED, Attempt, Examiner, Judging, attempt_values, trajectory_row
+from reasonrag.evaluation.metrics import Attempt, Examiner, attempt_values, check_judged, trajectory_row
 from reasonrag.evaluation.summary import (
     Outcome,
     PolicyResult,
@@ -46,7 +44,6 @@ from reasonrag.evaluation.summary import (
 from reasonrag.evaluation.tables import write_report
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.llm.base import LLM, Caller, StepScorer, caller
-from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.parts import (
     Parts,
     as_served,
@@ -103,7 +100,7 @@ class Evaluation:
         top_ks: Sequence[int] | None = None,
         choose: Sequence[str] | None = None,
         rules: Rules = "house",
-        judging: Judging | None = None,
+        judged: Sequence[str] = (),
         differently: bool = False,
         questions: list[Question] | None = None,
     ) -> None:
@@ -121,7 +118,7 @@ class Evaluation:
             choose: rules to compare that keep one of `choice.best_of`
                 attempts. All choose among the same attempts.
             rules: normalisation rules of EM, F1 and ACC.
-            judging: the judge, and which of LasJ, OSR and USR it is asked for. None: no judged metrics.
+            judged: which of LasJ, OSR and USR the judge of the first policy is asked for: lasj, osr, usr.
             differently: whether a policy with a card may be
                 compared with one that has none and other prompts.
             questions: taken instead of the configured ones.
@@ -132,18 +129,20 @@ class Evaluation:
         """
         check_names(configs)
         # A server names its model; its card has the prompts that the model was trained with.
-        configs = {name: as_served(config, out / name) for name, config in configs.items()}
+        configs = {name: as_served(config, out / name, asked=["policy"]) for name, config in configs.items()}
         for config in configs.values():  # check all of them before the first call is paid for
             check_llm(config.policy, "policy")
-        if judging is None and (first := next(iter(configs.values()))).outcome.verdicts:
-            judging = Judging(first.judge, ("outcome",))
-        if judging is not None:
-            judging = replace(judging, model=_judge_as_served(judging.model))
+        first = next(iter(configs.values()))
+        self.judged = tuple(judged) or ("outcome",) * bool(first.outcome.verdicts)
+        if self.judged:
+            check_llm(first.judge.llm, "judge")
+            with contextlib.suppress(LLMError):  # found before the first call, or waited for by one that had begun
+                first = as_served(first, asked=["judge"])
+            configs = {name: config.model_copy(update={"judge": first.judge}) for name, config in configs.items()}
             for config in configs.values():
-                judging.check(PromptSet.find(config.format.prompts))
+                check_judged(self.judged, PromptSet.find(config.format.prompts))
         self.out = out
         self.rules = rules
-        self.judging = judging
         # Settings of two policies are paired by their place in these lists.
         self.points: dict[str, list[tuple[Setting, Config]]] = {}
         for name, config in configs.items():
@@ -224,9 +223,9 @@ class Evaluation:
         # One loop for all policies: they share a retriever, whose connections belong to the loop.
         with folder.locked(), event_loop.runner() as runner:
             try:
-                if self.judging is not None:
-                    self._judge = open_llm(self.judging.model.llm, "judge")
                 name, points = next(iter(self.points.items()))
+                if self.judged:
+                    self._judge = open_llm(points[0][1].judge.llm, "judge")
                 self._scorer = open_step_scorer(points[0][1], self._formats[name])
                 return [self._run_policy(runner, name, show) for name in self.points]
             finally:
@@ -252,8 +251,6 @@ class Evaluation:
                 if self._draining:
                     folder.journal.drain()
                 outcomes, judge = runner.run(self._run_settings(name, llm, folder, show))
-                if self.judging is not None:
-                    config = config.model_copy(update={"judge": self.judging.model})  # for its prices
                 return PolicyResult(name, config, content, outcomes, count_calls(folder.journal, config), judge)
         finally:
             self._folder = None
@@ -267,20 +264,14 @@ class Evaluation:
     ) -> tuple[list[Outcome], dict[str, Any] | None]:
         """Return the outcomes at all settings, and the judge's entry in `metrics.json`."""
         config, format = self.points[name][0][1], self._formats[name]
-        policy = JournaledLLM(llm, folder.journal, kind="policy", concurrency=config.policy.concurrency)
-        self.progress.open(policy)
-        engines = [policy.slots]
-        examiner = judge = None
-        if self._judge is not None and self.judging is not None:
+        policy = self.progress.open(llm, folder.journal, "policy", config.policy.concurrency)
+        judge = None
+        if self._judge is not None:
             # The judge's replies go to the journal of the policy that they are about.
-            model = self.judging.model
-            journaled = JournaledLLM(self._judge, folder.journal, kind="judge", concurrency=model.concurrency)
-            engines.append(journaled.slots)
-            self.progress.open(journaled)
-            judge = judge_service(journaled, model, PromptSet.find(config.format.prompts))
+            journaled = self.progress.open(self._judge, folder.journal, "judge", config.judge.concurrency)
+            judge = judge_service(journaled, config.judge, PromptSet.find(config.format.prompts))
         outcome = open_outcome(config.outcome, judge) if self.graded else None
-        if judge or outcome:
-            examiner = Examiner(judge, policy, self.judging.metrics if self.judging else (), outcome)
+        examiner = Examiner(judge, policy, self.judged, outcome)
         retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
         async with show(self) if show else contextlib.nullcontext():
             parts = Parts(self.questions, self.retriever, format, llm, self._judge, {})
@@ -290,16 +281,15 @@ class Evaluation:
             for setting, config in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"
                 engine = open_engine(config, policy, retriever, format, self._scorer)
-                outcomes.append(await self._run_setting(setting, config, engine, engines, examiner, folder))
-            return outcomes, examiner.describe() if examiner else None
+                outcomes.append(await self._run_setting(setting, config, engine, examiner, folder))
+            return outcomes, examiner.describe() if judge or outcome else None
 
     async def _run_setting(
         self,
         setting: Setting,
         config: Config,
         engine: Engine,
-        engines: Sequence[SlotCounts],
-        examiner: Examiner | None,
+        examiner: Examiner,
         folder: RunFolder,
     ) -> Outcome:
         """Make one attempt at each question; give up once more than `run.max_failed` of them have failed."""
@@ -330,9 +320,7 @@ class Evaluation:
             trajectories = await engine.run(starts, seeds=seeds, completed=count)
             trajectory = await choose(trajectories, config.choice.rule, self._scorer)
             reading = engine.format.read(trajectory)
-            verdicts = NOT_JUDGED
-            if examiner is not None:
-                verdicts = await examiner.examine(trajectory, reading, outcome.asked)
+            verdicts = await examiner.examine(trajectory, reading, outcome.asked)
             attempt = Attempt(trajectory, reading, verdicts, self.rules)
             values = attempt_values(attempt)
             outcome.add(index, attempt, values)
@@ -345,7 +333,7 @@ class Evaluation:
         await work_through(
             self.questions,
             try_question,
-            engines,
+            self.progress.engines,
             self.progress,
             failed=keep_failure,
             planned=_most_steps(config),
@@ -384,13 +372,6 @@ async def choose(attempts: Sequence[Trajectory], rule: str, scorer: StepScorer |
     last = [[step for step in attempt.steps if step.asked][-1] for attempt in answered]
     values = await scorer.score([(step.prompt, step.completion) for step in last])
     return answered[values.index(max(values))]
-
-
-def _judge_as_served(judge: JudgeConfig) -> JudgeConfig:
-    check_llm(judge.llm, "judge")
-    with contextlib.suppress(LLMError):  # found before the first call, or waited for if the evaluation had begun
-        return as_served(Config(value=ValueConfig(kind="judge")).model_copy(update={"judge": judge})).judge
-    return judge
 
 
 def _open_shared(configs: Mapping[str, Config], questions: list[Question] | None) -> tuple[list[Question], Retriever]:

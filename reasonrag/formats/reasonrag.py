@@ -120,7 +120,7 @@ class ReasonRAGFormat(InstructedFormat):
             return Search(body)
         if tag == "answer":
             return Answer(body, forced=final)
-        return Note(_evidence(body))
+        return Note("" if body.lower().rstrip(".") == "none" else body)
 
     def read(self, trajectory: Trajectory) -> Reading:
         """Parse a trajectory: a search with its note is one block, and so is an answer without a search."""
@@ -172,11 +172,6 @@ class ReasonRAGFormat(InstructedFormat):
 def thought(text: str) -> str:
     """Return an earlier step of the policy in one line, with its tags and without special tokens."""
     return quotable(text, _TAGS)
-
-
-def _evidence(body: str) -> str:
-    """Return the evidence, or "" if the policy found none."""
-    return "" if body.lower().rstrip(".") == "none" else body
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from reasonrag.core.config import (
     RetrievalConfig,
     RunConfig,
     StallConfig,
-    ValueConfig,
     carried_settings,
 )
 from reasonrag.core.errors import ConfigError
@@ -243,7 +242,6 @@ class RLSettings(TrainSettings):
                 **self.rollout.model_dump(include={"temperature", "top_p", "max_tokens"}),
             ),
             judge=self.judge,
-            value=ValueConfig(kind="judge"),  # a `Config` accepts a judge only there; no tree is built
             format=self.format,
             run=RunConfig(max_unreadable=self.guards.max_unreadable, stall_s=self.run.stall_s),
         )

@@ -17,7 +17,6 @@ from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
 from reasonrag.dpo.pairs import rivals_of
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.formats.recorded import RecordedFormat
-from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts.search import Evaluator, Origin, Tree, TreeSearch, graft
 from reasonrag.pipeline.parts import (
     Parts,
@@ -114,7 +113,7 @@ def build_trees(
                         await work_through(
                             build.unfinished(),
                             build_tree,
-                            build.engines,
+                            build.progress.engines,
                             build.progress,
                             failed=keep_failure,
                             planned=config.search.iterations,
@@ -123,7 +122,7 @@ def build_trees(
                             stall_s=config.stall_s,
                         )
                     finally:
-                        run.add_seconds(build.progress.seconds)
+                        run.note(seconds=run.facts().get("seconds", 0.0) + build.progress.seconds)
 
         event_loop.run(build_all())
         run.journal.admit()  # raises if the run was stopped
@@ -138,7 +137,6 @@ class Build:
 
     Attributes:
         search: builds the tree of a question.
-        engines: the requests in flight of the policy and the judge.
         progress: of this process.
         graded: whether the answers have grades, as their outcome is not token F1.
     """
@@ -148,22 +146,16 @@ class Build:
         self.parts = parts
         self.run_folder = run
         self.progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0))
-        self.policy = JournaledLLM(parts.policy, run.journal, kind="policy", concurrency=config.policy.concurrency)
-        self.progress.open(self.policy)
-        self.engines = [self.policy.slots]
+        self.policy = self.progress.open(parts.policy, run.journal, "policy", config.policy.concurrency)
         retriever = BatchedRetriever.of_run(parts.retriever, run.journal)
         judge = None
         if parts.judge is not None:
-            judging = JournaledLLM(parts.judge, run.journal, kind="judge", concurrency=config.judge.concurrency)
-            self.engines.append(judging.slots)
-            self.progress.open(judging)
+            judging = self.progress.open(parts.judge, run.journal, "judge", config.judge.concurrency)
             judge = judge_service(judging, config.judge, PromptSet.find(config.format.prompts))
         engine = open_engine(config, self.policy, retriever, parts.format, parts.scorer)
         self.completing = engine
         if parts.completer is not None:
-            completer = JournaledLLM(parts.completer, run.journal, kind="completer")
-            self.engines.append(completer.slots)
-            self.progress.open(completer)
+            completer = self.progress.open(parts.completer, run.journal, "completer")
             self.completing = open_engine(config, completer, retriever, parts.format, parts.scorer)
         self.graded = config.outcome.name != "f1"
         if self.graded:
@@ -306,7 +298,6 @@ def estimate(config: Config) -> str:
     format = open_format(config)
     steps = config.format.max_steps
     a_tree = most_calls(config)
-    completions = a_tree.get("completer", 0)
     first_prompts = [format.prompt(question, ()) for question in questions[:100]]
     prompt_chars = sum(len(message.content) for prompt in first_prompts for message in prompt.messages)
     passage_chars = min(_PASSAGE_CHARS, config.retrieval.max_passage_chars) * config.retrieval.top_k
@@ -321,7 +312,7 @@ def estimate(config: Config) -> str:
         f"about {prompt_tokens:.0f} prompt tokens and {written['policy']} written ones a call: {millions:.1f} M tokens "
         f"at most (--max-tokens allows {config.policy.max_tokens} written ones)",
     ]
-    if completions:
+    if completions := a_tree.get("completer", 0):
         lines.insert(2, f"at most {calls['completer']} calls of the completer, {completions} for each question")
     for role, count in calls.items():
         cost = config.prices[role].cost(round(count * prompt_tokens), count * written[role])

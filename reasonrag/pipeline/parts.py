@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -253,8 +254,10 @@ def has_gpu() -> bool:
 
 
 @callable_in_notebooks
-def as_served(config: Config, out: Path | None = None) -> Config:
-    """Return a configuration with the name, kind and card of the models on the servers of its policy and its judge.
+def as_served(
+    config: Config, out: Path | None = None, *, asked: Sequence[Role] = ("policy", "judge", "completer")
+) -> Config:
+    """Return a configuration with the name, kind and card of the models on servers that have one of some roles.
 
     Explicit settings stay. A run that has begun in `out` goes on with the values that it began with.
 
@@ -262,8 +265,7 @@ def as_served(config: Config, out: Path | None = None) -> Config:
         ConfigError: a server or a context cannot serve this run; one line names the remedy.
         LLMError: a server does not answer, or refuses the key.
     """
-    every: tuple[Role, ...] = ("policy", "judge", "completer")
-    roles = [role for role in every if config.model_of(role).address.is_server]
+    roles = [role for role in asked if config.model_of(role).address.is_server]
     before = RunFolder.begun_with(out) if out and roles else {}
     has_begun = all(before.get(role, {}).get("model") for role in roles)
     for role in roles:

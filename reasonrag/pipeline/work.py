@@ -23,8 +23,10 @@ from reasonrag.core.event_loop import STALL_S, progressing
 from reasonrag.core.plugins import place_of
 from reasonrag.core.text import excerpt, one_line, pace
 from reasonrag.core.types import Question
+from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.rollout import gather_all
+from reasonrag.storage.journal import Journal
 
 log = structlog.get_logger()
 
@@ -199,11 +201,17 @@ class Progress:
     _models: list[JournaledLLM] = field(default_factory=list)
     _closed: Counter[str] = field(default_factory=Counter)  # calls and tokens of the models before them
 
-    def open(self, model: JournaledLLM) -> None:
-        """Count the calls of one more model; the time before the first one opens does not count for the pace."""
+    def open(self, model: LLM, journal: Journal, kind: str, concurrency: int | None = None) -> JournaledLLM:
+        """Return a model with its journal, and count its calls. The time before the first one does not count."""
         if not self._models and not self._closed:
             self.started = time.monotonic()
-        self._models.append(model)
+        self._models.append(JournaledLLM(model, journal, kind=kind, concurrency=concurrency))
+        return self._models[-1]
+
+    @property
+    def engines(self) -> list[SlotCounts]:
+        """The requests in flight of each model."""
+        return [model.slots for model in self._models]
 
     def close(self) -> None:
         """Keep the counts of all models and drop the models themselves: the next one needs their memory."""

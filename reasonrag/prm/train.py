@@ -24,15 +24,14 @@ from reasonrag.core.config import PolicyCard
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import named_path
 from reasonrag.dpo.demonstrations import read_prompt
-from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_questions
+from reasonrag.dpo.pairs import path_from_root, split_trees
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText, Target
 from reasonrag.dpo.token_rows import TokenPairs, data_of, tokenise
 from reasonrag.llm.local import padded
 from reasonrag.prm.scorer import PRM_FILE, answer_ids, log_odds
 from reasonrag.spre.decisions import Decision, decisions_of, step_end
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths
-from reasonrag.storage.tables import tree_schema
+from reasonrag.storage.parquet import Row
 from reasonrag.training.run import Log, TokenRows, TrainingData, TrainingRun
 from reasonrag.training.settings import PRMSettings
 from reasonrag.training.trainer import GuardedTrainer
@@ -105,10 +104,7 @@ def read_labels(data: str, settings: PRMSettings) -> Preferences:
     config, summary = read_run(path)
     alpha = settings.alpha or config.value.alpha
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
-    nodes = read_shards(path / "trees", "nodes", tree_schema(), columns=_COLUMNS)
-    repeated = repeated_questions(shard_paths(path / "trees", "nodes"))
-    for question, tree in by_question(nodes):
-        split = "test" if in_test_split(question, settings.test_share, repeated) else "train"
+    for split, _, tree in split_trees(path, _COLUMNS, settings.test_share):
         splits[split] += label_steps(tree, alpha=alpha, read_ids=config.policy.reads_ids)
     if not splits["train"]:
         raise DataError(

@@ -28,7 +28,7 @@ from typing import Any
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.text import quotable, valid_unicode
-from reasonrag.core.types import Message, Prompt, Question
+from reasonrag.core.types import Message, Question
 from reasonrag.dpo.pairs import in_test_split, repeated_questions
 from reasonrag.dpo.preferences import StepSides, Unusable, read_row
 from reasonrag.formats.base import PromptSet
@@ -162,19 +162,14 @@ def _as_texts(chat: ChatTemplate, row: Row) -> Row:
     # The ends of the steps decide where the end-of-turn token is written.
     sides = read_row(str(row["pair_id"]), row).sides
     assert isinstance(sides, StepSides)  # pairs of a run name the ends of their steps
-    texts = {"prompt": _prompt_text(sides.chosen[0].prompt, chat)}
+    text, start = chat.text(sides.chosen[0].prompt), chat.tokenizer.bos_token_id
+    # Some tokenizers add the start token by themselves; two of them would change the prompt.
+    adds_start = start is not None and chat.tokenizer("")["input_ids"][:1] == [start]
+    texts = {"prompt": text.removeprefix(chat.tokenizer.bos_token) if adds_start else text}
     for name, (step,) in (("chosen", sides.chosen), ("rejected", sides.rejected)):
         end_token = str(chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn)) if step.end == "turn" else ""
         texts[name] = step.text + end_token
     return texts | {name: row.get(name) for name in _PROVENANCE}
-
-
-def _prompt_text(prompt: Prompt, chat: ChatTemplate) -> str:
-    """Return the text of a prompt, without the start token if the tokenizer writes one by itself."""
-    text, start = chat.text(prompt), chat.tokenizer.bos_token_id
-    # Some tokenizers add the start token by themselves; two of them would change the prompt.
-    adds_start = start is not None and chat.tokenizer("")["input_ids"][:1] == [start]
-    return text.removeprefix(chat.tokenizer.bos_token) if adds_start else text
 
 
 def _chat_template(run: Path, tokenizer: str | None) -> ChatTemplate:

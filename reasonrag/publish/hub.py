@@ -74,7 +74,7 @@ def push(upload: Upload, *, log: Log, api: HfApi | None = None) -> Published:
         ConfigError: an id, a tag or a login cannot work, or the repository is public; nothing was sent.
         HubError: the Hub refuses, does not answer, or lists other content than was sent.
     """
-    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub import HfApi, constants, get_session, get_token
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -93,7 +93,10 @@ def push(upload: Upload, *, log: Log, api: HfApi | None = None) -> Published:
         disable_progress_bars()
     logging.set_verbosity(40)  # errors alone: warnings show URLs
 
-    _limit_silence()
+    # Every request of the session gets a timeout: huggingface_hub passes `timeout=None` in many calls.
+    hooks = get_session().event_hooks["request"]
+    if _set_timeout not in hooks:
+        get_session().event_hooks |= {"request": [*hooks, _set_timeout]}
     http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, by the version of huggingface_hub
     try:
         return _attempt(upload, api, log)
@@ -225,15 +228,6 @@ def _tag(upload: Upload, api: HfApi, tags: set[str], commit: str, log: Log) -> s
             f"{upload.repo_id} has {tag} at another commit than this content ({commit[:8]}), {_NEVER_MOVED}"
         )
     return tag
-
-
-def _limit_silence() -> None:
-    """Give every request of the session a timeout: huggingface_hub passes `timeout=None` in many calls."""
-    from huggingface_hub import get_session
-
-    hooks = get_session().event_hooks["request"]
-    if _set_timeout not in hooks:
-        get_session().event_hooks |= {"request": [*hooks, _set_timeout]}
 
 
 def _set_timeout(request: Any) -> None:

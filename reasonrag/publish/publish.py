@@ -275,7 +275,11 @@ def _data_card(
     level = summary["pairs"]["level"]
     names = sorted({name for name, _ in counts})
     splits = splits_of_names(config.questions.dataset or "", config.questions.split)
-    sources = _sources(config, names, splits)
+    # The known licences of each data set: only one that was read by its name is known, as a file may have any name.
+    sources = {name: _LICENCES.get(name, []) if name in splits else [] for name in names}
+    retrieval = config.retrieval
+    if retrieval.corpus or retrieval.index or retrieval.is_remote or (retrieval.kind or "").startswith("python:"):
+        sources["the corpus that was searched"] = []  # its passages are in the data, too
     licences = sorted(set(chain(*sources.values())))
     licence = options.licence and options.licence.lower()
     data: Yaml = {"license": licence or UNKNOWN, "task_categories": ["question-answering", "text-generation"]}
@@ -314,16 +318,6 @@ def _policy_card(config: Config, fingerprint: Any) -> PolicyCard | None:
         return card if open_format(config).fingerprint == fingerprint else None
     except ConfigError:
         return None
-
-
-def _sources(config: Config, names: list[str], splits: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the known licences of each data set, and of a corpus other than theirs."""
-    # Only a data set that was read by its name is known; a file may have any name.
-    sources = {name: _LICENCES.get(name, []) if name in splits else [] for name in names}
-    retrieval = config.retrieval
-    if retrieval.corpus or retrieval.index or retrieval.is_remote or (retrieval.kind or "").startswith("python:"):
-        sources["the corpus that was searched"] = []  # its passages are in the data, too
-    return sources
 
 
 # Policies

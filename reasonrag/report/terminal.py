@@ -113,7 +113,12 @@ def _preferences(tree: QuestionTree, drawn: Collection[int]) -> Iterator[Text]:
 
 
 def _node(row: Row, best: bool) -> Text:
-    mark = _mark(row, best)
+    mark = "*" if best else ""
+    if row["action"] == "malformed":
+        mark += "!"
+    elif row["finish_reason"] == "length":
+        mark += "~"
+    mark += "x" if row["stop_reason"] == "no_answer" else ""
     # `Text`, not a string: rich would read `[red]` in a string as markup.
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{mark} " if mark else "", style=_STYLES.get(mark[:1], ""))
@@ -126,15 +131,6 @@ def _node(row: Row, best: bool) -> Text:
     said = f"{row['content']}: {row['text']}" if row["action"] == "malformed" else row["content"]
     text.append(_inert(said)[:_LONGEST_CONTENT])
     return text
-
-
-def _mark(row: Row, best: bool) -> str:
-    mark = "*" if best else ""
-    if row["action"] == "malformed":
-        mark += "!"
-    elif row["finish_reason"] == "length":
-        mark += "~"
-    return mark + ("x" if row["stop_reason"] == "no_answer" else "")
 
 
 def _scores(row: Row) -> str:

@@ -436,11 +436,6 @@ class HiPRAGSettings(Section):
     )
     under_search: bool = setting(True, "detect false steps without a search")
 
-    @property
-    def detects(self) -> bool:
-        """Whether any step has to be judged."""
-        return self.lambda_p > 0 and (self.over_search or self.under_search)
-
 
 class SearchP1Settings(Section):
     """Search-P1, Eq. 4 to 8: a good plan, carried out, and partial credit for a wrong answer."""

@@ -214,9 +214,10 @@ class HiPRAGReward(BatchReward):
 
     @staticmethod
     def needs(settings: RewardSettings, format: Format) -> frozenset[str]:
-        if not settings.hiprag.detects:
+        hiprag = settings.hiprag
+        if hiprag.lambda_p == 0 or not (hiprag.over_search or hiprag.under_search):  # then no step has to be judged
             return frozenset()
-        return frozenset({"judge", "policy"} if settings.hiprag.over_search else {"judge"})
+        return frozenset({"judge", "policy"} if hiprag.over_search else {"judge"})
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
         settings = self.settings.hiprag

@@ -59,14 +59,13 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def place(source: Path, target: Path, *, link: bool = True) -> Path:
-    """Link a file if that is wanted and the file system can, else copy it; return the target."""
+def place(source: Path, target: Path) -> Path:
+    """Link a file if the file system can, else copy it; return the target."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):  # another file system, or one without links
         # A link to a link would end where that is moved, so the file itself is linked.
-        if link:
-            os.link(source.resolve(), target)
-            return target
+        os.link(source.resolve(), target)
+        return target
     with source.open("rb") as original, writing(target) as file:
         shutil.copyfileobj(original, file, 1 << 20)
     return target

@@ -37,8 +37,6 @@ from reasonrag.core.settings import (
     differences,
     dump,
     identity,
-    is_setting,
-    known_settings,
     named_path,
     read_yaml,
     refuse_links,
@@ -137,11 +135,7 @@ class Folder:
             return {}
         advice = "bring it back from a copy, or choose a new folder for --out"
         facts = require_json(self._record, advice)
-        checksum = facts.pop("checksum", None)
-        # Version 0.1.0 wrote the identity of a training run alone.
-        if checksum is None:
-            return {"identity": facts}
-        if checksum != short_hash(facts):
+        if facts.pop("checksum", None) != short_hash(facts):
             raise RunError(f"{self._record} was changed since it was written; {advice}")
         return facts
 
@@ -165,15 +159,6 @@ class Folder:
     def check_same(self, identity: Mapping[str, Any], defaults: Section) -> None:
         """Raise RunError, which names the settings that differ, if the folder holds work with another identity."""
         if changes := self.changes(identity, defaults):
-            recorded = self.facts()["identity"]
-            # Another stage has settings of its own.
-            names = sorted(recorded.keys() - identity) if recorded.get("stage") == identity.get("stage") else []
-            gone = [name for name in names if not is_setting(type(defaults), name) and not name.startswith("content.")]
-            if gone:
-                raise RunError(
-                    f"{self.path} was begun by an earlier version of reasonrag, which had {', '.join(gone[:3])} among "
-                    "its settings; go on with that version, or choose a new folder for --out"
-                )
             raise RunError(
                 f"{self.path} holds a different {self.what} ({changes}); go back to that, or choose a new folder for "
                 "--out"
@@ -417,10 +402,6 @@ class RunFolder(Folder):
         facts = self.facts()
         return [facts.get(f"shard {number}", {}) for number in range(facts.get("shards", 0))]
 
-    def add_seconds(self, seconds: float) -> None:
-        """Add the seconds of a process to the total of the run."""
-        self.note(seconds=self.facts().get("seconds", 0.0) + seconds)
-
 
 def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Config, dict[str, Any]]:
     """Return the configuration and the summary (`run.json`) of a finished run.
@@ -439,8 +420,7 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
             f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished, or it is "
             "damaged; the same build-tree command finishes it"
         )
-    # A run is data: its trees stay readable after a setting is gone. Resuming it compares all settings.
-    saved = known_settings(Config, read_config(path, "the same build-tree command"))
+    saved = read_config(path, "the same build-tree command")
     return load_config(overrides={**saved, **(overrides or {})}), summary
 
 

@@ -45,7 +45,6 @@ log = structlog.get_logger()
 _QUESTIONS_KNOWN = 2_048  # questions with their keys in memory, 20 kB each
 
 _VERSION = 7  # PRAGMA user_version: of the layout, and of the keys (`llm.journaled.request_key`)
-_RELEASES = {5: "reasonrag 0.1.0"}  # that wrote older layouts
 
 # File systems of one machine's disks, as Linux names them. All others may be shared by machines.
 _LOCAL = frozenset(["bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"])
@@ -154,10 +153,9 @@ class Journal:
                 for statement in _LAYOUT.split(";"):
                     reader.execute(statement)
             elif version != _VERSION:
-                release = _RELEASES.get(version, f"a version with layout {version}")
                 raise RunError(
-                    f"{self.path} was begun by {release}, and this version of reasonrag reads layout {_VERSION}; go on "
-                    "with the version that began it, or choose a new folder for --out"
+                    f"{self.path} was begun by a version with layout {version}, and this version of reasonrag reads "
+                    f"layout {_VERSION}; go on with the version that began it, or choose a new folder for --out"
                 )
             reader.execute(f"PRAGMA user_version = {_VERSION}")
 

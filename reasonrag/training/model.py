@@ -21,7 +21,7 @@ from reasonrag.training.settings import LoraSettings, TrainSettings
 
 MODEL_INIT = "model_init_kwargs"  # of settings.trainer: more arguments of `from_pretrained`
 LENGTH = "length"  # column of a data set: the tokens of a row alone in its batch
-_HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def acting_policy(policy: ModelConfig) -> tuple[str | None, bool]:
     The model is None if nothing that could be trained acted there.
     """
     address = policy.address
-    if address.is_server and policy.model and _HUB_MODEL.fullmatch(policy.model):
+    if address.is_server and policy.model and HUB_MODEL.fullmatch(policy.model):
         return policy.model, False
     if address.backend is None or not address.backend.trainable:
         return None, False

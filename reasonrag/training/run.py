@@ -49,7 +49,6 @@ from reasonrag.storage.folder import (
     damage,
     describe,
     first_usable,
-    read_config,
     versions,
     write_config,
 )
@@ -179,11 +178,6 @@ def check_trained(out: Path) -> int:
     return len(files)
 
 
-def check_settings(out: Path) -> None:
-    """Raise RunError if `config.yaml` was changed since it was written."""
-    read_config(out, "the same command")
-
-
 def check_summary(out: Path) -> None:
     """Raise RunError if `training.json` has a loss that was not finite, or is of another training run."""
     summary, place = require_json(out / SUMMARY, "copy it again"), out / SUMMARY
@@ -220,8 +214,7 @@ def checkpoint_problem(checkpoint: Path, *, fully: bool = True) -> str:
     Files are compared by size and, if `fully`, by checksum.
     """
     marker = read_json(checkpoint / _MARKER) or {}
-    checksum = marker.pop("checksum", None)  # checkpoints of older versions have none
-    if not isinstance(files := marker.get("files"), dict) or checksum not in (None, short_hash(marker)):
+    if marker.pop("checksum", None) != short_hash(marker) or not isinstance(files := marker.get("files"), dict):
         return f"{_MARKER} is missing or damaged: it was not written to its end"
     return damage(checkpoint, files, fully=fully)
 

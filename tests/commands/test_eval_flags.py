@@ -10,8 +10,8 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import demo_folder
 
 
-def configs(*policies, assignments=(), formats=(), chat_templates=(), cards=()):
-    asked = sources({"file": None, "assignments": assignments, "questions__dataset": "demo"})
+def configs(*policies, assignments=(), formats=(), chat_templates=(), cards=(), **flags):
+    asked = sources({"file": None, "assignments": assignments, "questions__dataset": "demo", **flags})
     by_name = {"format.name": formats, "policy.chat_template": chat_templates, "policy.card": cards}
     return evaluate.policy_configs(policies, asked, by_name)
 
@@ -53,21 +53,24 @@ def test_a_format_of_a_policy_that_is_not_there_is_refused():
 
 
 def test_the_judge_is_sampled_as_configured():
-    found = evaluate.judging("http://j/v1", "org/judge", None, configs("demo", assignments=("judge.max_tokens=9",)))
-    assert (found.model.spec, found.model.model, found.model.max_tokens) == ("http://j/v1", "org/judge", 9)
-    assert found.metrics == ("lasj", "osr", "usr")
+    flags = {"judge__spec": "http://j/v1", "judge__model": "org/judge"}
+    (found,) = configs("demo", assignments=("judge.max_tokens=9",), **flags).values()
+    assert (found.judge.spec, found.judge.model, found.judge.max_tokens) == ("http://j/v1", "org/judge", 9)
+    assert evaluate.judged_metrics(None, {"judge.spec": "http://j/v1"}, found) == ("lasj", "osr", "usr")
+    assert evaluate.judged_metrics(None, {}, found) == (), "a file may name the judge of its trees"
 
 
 def test_what_is_asked_of_a_judge_needs_one():
-    assert evaluate.judging(None, None, None, configs("demo")) is None
-    for model, judged in (("m", None), (None, ("osr",))):
+    config = configs("demo")["demo"]
+    assert evaluate.judged_metrics(None, {}, config) == ()
+    for overrides, judged in (({"judge.model": "m"}, None), ({}, ("osr",))):
         with pytest.raises(ConfigError, match="name one with --judge"):
-            evaluate.judging(None, model, judged, configs("demo"))
+            evaluate.judged_metrics(judged, overrides, config)
 
 
 def test_a_password_in_the_judges_address_is_refused():
     with pytest.raises(ConfigError, match="password") as caught:
-        evaluate.judging("http://me:secret@h/v1", "m", None, configs("demo"))
+        configs("demo", judge__spec="http://me:secret@h/v1", judge__model="m")
     assert "secret" not in str(caught.value)
 
 
@@ -76,5 +79,3 @@ def test_metrics_are_named_with_commas_between_them(tmp_path):
     given = ["--policy", "demo", "--out", str(tmp_path)]
     assert command.make_context("eval", [*given, "--judged", "usr, OSR"]).params["judged"] == ("usr", "osr")
     assert command.make_context("eval", given).params["judged"] is None
-    with pytest.raises(ConfigError, match="lasj, osr, usr"):
-        evaluate.judging("demo-judge", None, ("osr", "em"), configs("demo"))

@@ -9,10 +9,9 @@ from statistics import fmean
 import pytest
 
 from reasonrag.commands.evaluate import _run as run_evaluation
-from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError, Interrupted
 from reasonrag.core.types import Question
-from reasonrag.evaluation.metrics import JUDGED, Examiner, Judging, StepCounts
+from reasonrag.evaluation.metrics import JUDGED, Examiner, StepCounts
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.evaluation.summary import summarize
 from reasonrag.formats import FORMATS
@@ -23,7 +22,7 @@ from tests.rewards.toys import asked, hiprag, judge, knowing, trajectory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-ARBITER = Judging(JudgeConfig(spec=f"{MODULE}:arbiter"))
+ARBITER = f"{MODULE}:arbiter"
 SETTING = "t0_s8_k3"
 REQUESTS = {"lasj": "Prediction", "osr": "Statement 1", "usr": "Reasoning"}
 
@@ -38,13 +37,13 @@ def questions(tmp_path):
     return write_questions(tmp_path / "toy.jsonl")
 
 
-def judged(questions, out, *names, judging=ARBITER, show=None, **overrides):
+def judged(questions, out, *names, metrics=JUDGED, judge=ARBITER, show=None, **overrides):
     """Figures without a report: pictures take their time."""
     spoken = {"direct": "reasonrag"}
     configs = {}
     for name in names:
-        configs |= toys(questions, name, format__name=spoken.get(name, "hiprag"), **overrides)
-    evaluation = Evaluation(configs, out, temperatures=[0.0], judging=judging)
+        configs |= toys(questions, name, format__name=spoken.get(name, "hiprag"), judge__spec=judge, **overrides)
+    evaluation = Evaluation(configs, out, temperatures=[0.0], judged=metrics)
     return summarize(evaluation.run_policies(show), evaluation.questions, rules="house")
 
 
@@ -94,7 +93,7 @@ def test_resumed_it_pays_for_nothing_again(questions, tmp_path):
 
 
 def test_a_judge_may_be_added_to_an_evaluation_that_has_none(questions, tmp_path):
-    without = judged(questions, tmp_path / "out", "stepper", judging=None)
+    without = judged(questions, tmp_path / "out", "stepper", metrics=())
     assert without["judge"] is None and "osr" not in without and "judge" not in without["calls"]["stepper"]
     assert {row["steps_over"] for row in rows(tmp_path / "out", "stepper", SETTING)} == {None}
     RECORD.clear()
@@ -106,7 +105,7 @@ def test_a_judge_may_be_added_to_an_evaluation_that_has_none(questions, tmp_path
 
 @pytest.mark.parametrize("metric", JUDGED)
 def test_only_what_is_asked_for_is_judged(metric, questions, tmp_path):
-    figures = judged(questions, tmp_path / "out", "stepper", judging=Judging(ARBITER.model, (metric,)))
+    figures = judged(questions, tmp_path / "out", "stepper", metrics=(metric,))
     assert set(RECORD.judge) == {REQUESTS[metric]}
     assert RECORD.calls["stepper"] == 44 + 12 * (metric == "osr")
     assert [name for name in JUDGED if name in figures] == [metric] == figures["judge"]["metrics"]
@@ -175,8 +174,7 @@ def test_drained_while_judging_it_goes_on_to_the_same_files(questions, tmp_path)
 
 
 def test_costs_of_the_judge_are_its_own(questions, tmp_path):
-    model = ARBITER.model.model_copy(update={"input_price": 1e6, "output_price": 0.0})
-    figures = judged(questions, tmp_path / "out", "stepper", judging=Judging(model))
+    figures = judged(questions, tmp_path / "out", "stepper", judge__input_price=1e6, judge__output_price=0.0)
     used = figures["calls"]["stepper"]
     assert used["judge"]["calls"] == 22
     assert used["judge"]["cost"] == used["judge"]["prompt_tokens"] > 100
@@ -185,7 +183,8 @@ def test_costs_of_the_judge_are_its_own(questions, tmp_path):
 
 def test_the_report_shows_judged_metrics_where_there_are_some(questions, tmp_path):
     RECORD.judge_fails = lambda request: "nobody" in request
-    evaluate(toys(questions, "stepper", "sparing", format__name="hiprag"), tmp_path / "out", judging=ARBITER)
+    configs = toys(questions, "stepper", "sparing", format__name="hiprag", judge__spec=ARBITER)
+    evaluate(configs, tmp_path / "out", judged=JUDGED)
     page = (tmp_path / "out/report.md").read_text()
     assert page.count("| written tokens | LasJ | OSR | USR |") == 3, "results, differences, kinds"
     assert "Judged by arbiter" in page
@@ -222,16 +221,14 @@ def test_a_prompt_set_without_a_judges_text_is_refused_before_anything_is_paid_f
     (own / "instruction.txt").write_text("Answer.")
     with pytest.raises(ConfigError, match="judge/answer"):
         judged(questions, tmp_path / "out", "stepper", format__prompts=str(own.parent))
-    judged(questions, tmp_path / "out", "stepper", format__prompts=str(own.parent), judging=None)
+    judged(questions, tmp_path / "out", "stepper", format__prompts=str(own.parent), metrics=())
 
 
 def test_a_judge_that_cannot_judge_is_refused(questions, tmp_path):
     with pytest.raises(ConfigError, match="extractive cannot judge"):
-        judged(questions, tmp_path / "out", "stepper", judging=Judging(JudgeConfig(spec="extractive")))
+        judged(questions, tmp_path / "out", "stepper", judge="extractive")
     with pytest.raises(ConfigError, match="lasj, osr, usr"):
-        Judging(ARBITER.model, ("osr", "em"))
-    with pytest.raises(ConfigError, match="lasj, osr, usr"):
-        Judging(ARBITER.model, ())
+        judged(questions, tmp_path / "out", "stepper", metrics=("osr", "em"))
 
 
 def examine(attempt, reply, policy, metrics=JUDGED, format="hiprag"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.commands.evaluate import judging, policy_configs
+from reasonrag.commands.evaluate import policy_configs
 from reasonrag.core.config import load_config
+from reasonrag.evaluation.metrics import JUDGED
 from reasonrag.evaluation.run import Evaluation
 from tests.evaluation.test_run import digests
 from tests.evaluation.toy_policies import evaluate
@@ -36,10 +37,9 @@ def test_the_shipped_policy_twice_in_a_folder_calls_once_and_writes_the_same(tmp
 
 
 def test_the_policy_of_another_format_is_judged_and_compared_with_the_shipped_one(tmp_path):
-    asked = {"preset": "demo", "file": None, "overrides": {"questions.limit": 20}}
+    asked = {"preset": "demo", "file": None, "overrides": {"questions.limit": 20, "judge.spec": "demo-judge"}}
     configs = policy_configs(("hiprag=demo:hiprag", "demo"), asked)
-    judge = judging("demo-judge", None, None, configs)
-    figures = evaluate(configs, tmp_path / "out", temperatures=[0.0], judging=judge)
+    figures = evaluate(configs, tmp_path / "out", temperatures=[0.0], judged=JUDGED)
     assert [configs[name].format.name for name in configs] == ["hiprag", "reasonrag"]
     assert figures["lasj"] == figures["em"], "the exact judge goes by exact match"
     assert figures["format_rate"]["mean"] >= 0.9
@@ -50,6 +50,6 @@ def test_the_policy_of_another_format_is_judged_and_compared_with_the_shipped_on
     assert figures["by_kind"]["bridge"]["osr"]["mean"] < 0.5
     told = {row["metric"]: row for row in figures["differences"]}
     assert told["em"]["n"] == told["lasj"]["n"] == 20 and told["osr"]["n"] > 10
-    again = Evaluation(configs, tmp_path / "out", temperatures=[0.0], judging=judge)
+    again = Evaluation(configs, tmp_path / "out", temperatures=[0.0], judged=JUDGED)
     again.run()
     assert again.progress.calls == 0

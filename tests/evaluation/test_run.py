@@ -37,7 +37,8 @@ def toys(questions, *names, **overrides):
         "run.max_failed": 1.0,
         **{name.replace("__", "."): value for name, value in overrides.items()},
     }
-    return {name: load_config(overrides={**shared, "policy.spec": f"{MODULE}:{name}"}) for name in names}
+    named = {name: {**shared, "policy.spec": f"{MODULE}:{name}"} for name in names}
+    return {name: load_config(overrides=overrides, judged=True) for name, overrides in named.items()}
 
 
 def digests(out):

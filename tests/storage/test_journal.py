@@ -147,14 +147,13 @@ def test_calls_of_a_question_are_found_while_it_is_in_work_and_counted_for_ever(
         assert first == asyncio.run(work(journal, ScriptedLLM([])))
 
 
-@pytest.mark.parametrize(("layout", "named"), [(4, "a version with layout 4"), (5, r"reasonrag 0\.1\.0")])
-def test_a_journal_of_another_version_is_refused_by_its_name_and_stays_as_it_is(layout, named, tmp_path):
+def test_a_journal_of_another_version_is_refused_by_its_layout_and_stays_as_it_is(tmp_path):
     path = tmp_path / "journal.sqlite"
     Journal(path).close()
     with contextlib.closing(sqlite3.connect(path)) as other:
-        other.execute(f"PRAGMA user_version = {layout}")
+        other.execute("PRAGMA user_version = 4")
     before = path.read_bytes()
-    with pytest.raises(RunError, match=f"begun by {named}, and this version of reasonrag reads layout 7"):
+    with pytest.raises(RunError, match=r"begun by a version with layout 4, and this version .* reads layout 7"):
         Journal(path)
     assert path.read_bytes() == before
 
