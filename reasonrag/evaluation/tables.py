@@ -190,11 +190,12 @@ def write_report(metrics: Metrics, out: Path) -> list[Path]:
 
 def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
     judge = metrics["judge"] or {"model": "", "prompts": ""}
+    judged_by = f"by {inert_markdown(judge['model'])} (prompts {judge['prompts']})" if judge["model"] else "by no model"
     notes = {
         "policies": "A setting is named by temperature (t), step limit (s) and passages per search (k). Calls "
         "count everything in the policy's folder, also other settings of a sweep.",
         "results": "A missing answer scores 0; a question that failed because of a backend is not scored.",
-        "judge": f"Judged by {inert_markdown(judge['model'] or 'no model')} (prompts {judge['prompts']}). OSR and USR "
+        "judge": f"Judged {judged_by}. OSR and USR "
         "are over all known steps of all attempts, right or wrong (HiPRAG, eq. 2). A verdict is unknown if the judge "
         "failed, or if the step says nothing that can be judged.",
         "differences": " ".join(
