@@ -87,7 +87,7 @@ def read_trees(run: Path, question_id: str | None = None, *, columns: Sequence[s
     Args:
         run: folder of a finished run.
         question_id: only the trees of questions with this id; None for all.
-        columns: of a node; none given means all that are shown.
+        columns: columns of a node; without any, all columns that a page shows.
 
     Raises:
         RunError: tables are missing.

@@ -55,15 +55,19 @@ RULES: Mapping[str, Callable[..., Any]] = {
 class FunctionOutcome:
     """Grades by a function in TRL's convention (`FunctionReward`), which may return pairs of a value and a reason.
 
-    None is a grade without a value. What the function raises is for the caller to count.
+    It is asked about answers alone: a missing one is worth 0. None is a grade without a value. What the function raises
+    is for the caller to count.
     """
 
     function: Callable[..., Any]
     name: str
 
     async def grade(self, trajectories: Sequence[Trajectory]) -> list[Grade]:
+        answered = [trajectory for trajectory in trajectories if trajectory.answer is not None]
+        results = iter(await call_function(self.function, self.name, answered) if answered else ())
         grades = []
-        for result in await call_function(self.function, self.name, trajectories):
+        for trajectory in trajectories:
+            result = (0.0, "no answer") if trajectory.answer is None else next(results)
             value, reason = result if isinstance(result, tuple) else (result, "")
             if value is not None and not 0 <= float(value) <= 1:  # NaN too
                 raise ConfigError(f"outcome {self.name} returned {value!r}; return values in [0, 1], or None")
@@ -74,7 +78,7 @@ class FunctionOutcome:
 class JudgeOutcome:
     """Grades by the rubric and the reference of a question, else as `answer_matches` does.
 
-    With several `votes` the judge samples its replies; the mean of those that can be read is the value.
+    With several `votes` the judge samples its replies, and the value is the mean of the readable ones.
     `golden` compares with the golden answers whatever else the question has.
     """
 
@@ -92,7 +96,9 @@ class JudgeOutcome:
         asked = (self._verdict(judge, trajectory.question, trajectory.answer) for judge in self._judges)
         votes = await gather_all(asked)
         values = [value for value, _ in votes if value is not None]
-        reason = min(votes, key=lambda vote: vote[0] is None)[1]  # of the first verdict, else why there is none
+        reason = min(votes, key=lambda vote: vote[0] is None)[
+            1
+        ]  # of the first verdict; if no verdict could be read, its cause
         error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
         return Grade(fmean(values) if values else None, reason, error, len(votes))
 

@@ -97,7 +97,7 @@ step = Described(
     ("passages", [passage], "passages that the search returned, best first"),
 )
 grade = Described(
-    "How good an answer is, if anything but token F1 says so.",
+    "The outcome of an answer, if it is not token F1.",
     ("value", "float64", "in [0, 1]; null if it is unknown"),
     ("error", "float64", "standard error of the value, as verdicts on it differ; 0 for one verdict or a rule"),
     ("reason", "string", "in words; the cause if the value is unknown"),

@@ -94,6 +94,8 @@ def test_the_example_of_an_own_outcome_is_opened_by_its_name():
     outcome = open_outcome(OutcomeConfig(name="python:examples.own_outcome:short_and_right"))
     (right, long, wrong) = grades(outcome, "Jaws, Duel", "Jaws, Duel" + " and more" * 9, "E.T.")
     assert (right.value, long.value, wrong.value) == (1.0, 0.5, 0.0) and right.reason == "right, in 2 words"
+    (missing,) = asyncio.run(outcome.grade([replace(when_to_search(), steps=())]))
+    assert (missing.value, missing.reason) == (0.0, "no answer"), "a function is asked about answers alone"
 
 
 def test_the_verdicts_of_an_outcome_are_in_the_bound_of_a_trees_calls():
