@@ -17,6 +17,7 @@ from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.publish.verify import verify
 from reasonrag.storage.folder import RunFolder, read_run
 from tests import warmed
+from tests.e2e import product
 from tests.faults.commands import Command, Commands
 from tests.faults.matrix import Figure
 from tests.llm.tiny import save_tiny_model
@@ -155,9 +156,10 @@ REFUSED = [
 
 def begun(command: Command) -> tuple[Path, warmed.Child]:
     """Return a folder, and the process that is in the middle of its work there, and stopped: it keeps what it holds."""
-    for number in range(10):
+    for _ in range(10):
         out = command.new()
-        child = command.begin(out, 0.5 - number / 20)
+        child = command.start(out)
+        product.wait_until(lambda child=child: child.poll() is not None or holds_a_lock(child.pid))
         child.stop()
         if child.poll() is None and holds_a_lock(child.pid):
             return out, child
