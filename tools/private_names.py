@@ -33,7 +33,6 @@ LISTED: dict[str, dict[str, str]] = {
         "_generate_and_score_completions": "overridden: advantages of rows and tokens, and weights of rows as the mask",
         "_last_loaded_step": "set, with `use_vllm`, for the correction of the sampler's log-probabilities",
         "_save_checkpoint": "overridden: a checkpoint counts once it is whole",
-        "generation.vllm_client.VLLMClient": "sends weights to vLLM's server by NCCL",
     },
     "transformers": {
         "_run_epoch": "overridden: no step after the last one of a checkpoint",

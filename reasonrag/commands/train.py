@@ -202,6 +202,7 @@ def rl() -> None:
     settings("RLSettings", "format.prompts", "format.open_tags", "format.max_steps", "format.max_searches", "plans"),
     settings("RLSettings", "algorithm", "loss_type", "beta", "credit", "sampling.dynamic", "guards"),
     settings("RLSettings", "reward.prm.model", "outcome.votes", "lora", "save_steps", "merge", "min_questions"),
+    settings("RLSettings", "rollout.ahead"),
 )
 @configuration("RLSettings")
 @OUT

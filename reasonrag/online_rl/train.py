@@ -16,7 +16,6 @@ from typing import Any
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
-from reasonrag.llm.vllm_engine import require_vllm, versions_of_trl
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.online_rl.collector import (
     Batch,
@@ -47,8 +46,6 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
     """
     from trl import GRPOConfig
 
-    if settings.rollout.url is not None:  # TRL's client, which sends the weights, imports vLLM
-        require_vllm(versions_of_trl(), "pip install 'trl[vllm]', or leave out --rollout-url")
     task = open_task(settings)
     run = TrainingRun("rl", settings, out, log=log)
     run.prepare(GRPOConfig, **trl_settings(settings))
@@ -173,7 +170,7 @@ def open_policy(run: TrainingRun[RLSettings], loop: RolloutLoop) -> tuple[Any, V
         logprobs=True,
         processed_logprobs=True,
     )
-    weights = VLLMServerSync(rollout.url)
+    weights = VLLMServerSync(rollout.url, run.out / ".weights", sleeps=rollout.sleep)
     loop.parts.callback(weights.close)
     loop.parts.push_async_callback(server.aclose)
     return server, weights

@@ -14,6 +14,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -100,6 +101,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         self.settings = settings
         self.batch_steps = settings.rollout.minibatches  # optimizer steps that use one batch
         self.pushed: int | None = None  # the step of the weights that the engine has
+        self.begun: dict[int, Future[Batch]] = {}  # batches that are made beside the training, by number
         self.was_flat = False  # whether no group of the last batch had two different rewards
         self.critic: Critic | None = None  # of PPO; set after __init__, which sets the seed
         self.batch = Batch([])  # of this process
@@ -137,8 +139,14 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def roll_out(self, step: int) -> Batch:
         """Return this process's scored rollouts for the optimizer step after `step`, by the current weights."""
-        number = step // self.batch_steps
-        batch = self.run_everywhere(lambda: self.rollouts.collector.batch(number), step=step)
+        number, collect = step // self.batch_steps, self.rollouts.collector.batch
+
+        async def batch_made() -> Batch:
+            return self.begun.pop(number).result() if number in self.begun else await collect(number)
+
+        batch = self.run_everywhere(batch_made, step=step)
+        if self.settings.rollout.ahead and step + self.batch_steps < self.state.max_steps:
+            self.begun[number + 1] = self.rollouts.loop.begin(collect(number + 1))
         self.record(batch, number)
         return batch
 
@@ -151,6 +159,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         """
         results: list[Result] = []
         failure: Exception | None = None
+        wait(self.begun.values())  # rollouts that are under way have the weights that they began with
         try:
             with self._current_weights(step):
                 results.append(self.rollouts.loop.run(work()))
@@ -414,10 +423,15 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         """Give the rollout engine the current weights for the duration of the block."""
         local, weights = self.rollouts.local, self.rollouts.weights
         if weights is not None and self.pushed != step:
+            if weights.sleeps:
+                torch.cuda.empty_cache()
             weights.push(merged_parameters(self.accelerator.unwrap_model(self.model)))
             self.pushed = step
         if local is None:
             yield
+            if weights is not None and weights.sleeps:
+                weights.sleep()
+                self.pushed = None  # it sleeps without weights
             return
         with unwrap_model_for_generation(self.model_wrapped, self.accelerator) as model, local.lent(model):
             yield

@@ -74,7 +74,7 @@ SUBSTITUTES: tuple[tuple[str, str, str | None], ...] = (
     ("--judge", r"https?://.+", "demo-judge"),
     ("--judge-model", r".+", None),
     ("--retriever-url", r".+", "{retriever}"),
-    ("--rollout-url", r".+", None),  # weights travel between GPUs
+    ("--rollout-url", r".+", None),  # no server of vLLM is here
 )
 FEW = "--min-examples 1 --min-questions 1"
 # What is laid over a command, to make it small: of every line that fits.

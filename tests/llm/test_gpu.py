@@ -100,7 +100,7 @@ def test_vllm_in_this_process_reads_sampled_ids_and_reports_logprobs_at_the_temp
 
 @pytest.fixture
 def vllm_server(tiny_model: Path) -> Iterator[str]:
-    """A vLLM server on the second GPU: NCCL takes no two members of a group on one device."""
+    """A vLLM server on the second GPU."""
     import torch
 
     if torch.cuda.device_count() < 2:
@@ -111,7 +111,7 @@ def vllm_server(tiny_model: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model)]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--max-model-len", "512", "--enforce-eager", "--logprobs-mode", "processed_logprobs"]
-    command += ["--weight-transfer-config", '{"backend": "nccl"}', "--gpu-memory-utilization", "0.2"]
+    command += ["--gpu-memory-utilization", "0.2"]
     server = subprocess.Popen(command, env={**os.environ, "VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": "1"})
     url = f"http://127.0.0.1:{port}"
     try:
@@ -129,7 +129,7 @@ def vllm_server(tiny_model: Path) -> Iterator[str]:
 
 
 @needs_vllm
-def test_a_vllm_server_writes_with_the_weights_that_were_pushed(vllm_server: str, tiny_model: Path):
+def test_a_vllm_server_writes_with_the_weights_that_were_pushed(vllm_server: str, tiny_model: Path, tmp_path: Path):
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -137,7 +137,7 @@ def test_a_vllm_server_writes_with_the_weights_that_were_pushed(vllm_server: str
     chat = ChatTemplate.load(str(tiny_model))
     prompt = open_turn(chat)
     base = AutoModelForCausalLM.from_pretrained(tiny_model).to("cuda:0")
-    with closing(VLLMServerSync(vllm_server)) as sync:
+    with closing(VLLMServerSync(vllm_server, tmp_path)) as sync:
         for seed in (1, 2):
             torch.manual_seed(seed)
             model = get_peft_model(copy.deepcopy(base), LoraConfig(r=4, target_modules=["q_proj", "gate_proj"]))

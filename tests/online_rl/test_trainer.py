@@ -203,6 +203,8 @@ def differences(trainer: Any) -> list[float]:
 class Copied:
     """Brings weights to an LLM that holds a copy, `late` pushes after they were sent."""
 
+    sleeps = False
+
     def __init__(self, llm: Any, late: int) -> None:
         self.llm, self.late = llm, late
         self.sent: list[dict[str, Any]] = []
@@ -223,9 +225,14 @@ class Copied:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "late"), [("lora", 0), ("full", 1)], ids=["up to date", "a step behind"])
-def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, tmp_path):
-    with made(settings(method=method, **EXACT), tmp_path / "out") as trainer:
+@pytest.mark.parametrize(
+    ("method", "late", "ahead"),
+    [("lora", 0, False), ("full", 1, False), ("full", 0, True)],
+    ids=["up to date", "a step behind", "rollouts ahead"],
+)
+def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, ahead, tmp_path):
+    served = {"rollout__url": "http://127.0.0.1:9/v1", "rollout__ahead": ahead}
+    with made(settings(method=method, **EXACT, **(served if ahead else {})), tmp_path / "out") as trainer:
         llm = loaded(model_path("demo:search_r1"), batch_size=16, device="cpu", dtype="float32")
         sync = Copied(llm, late)
         trainer.rollouts.collector.engine.llm = llm
@@ -234,7 +241,7 @@ def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, tmp_path)
         assert sync.version == 2
         (first, second), (_, gap) = ratios(trainer), differences(trainer)
         assert first == pytest.approx(1.0, abs=1e-3)
-        if late:
+        if late or ahead:
             assert abs(second - 1.0) > 1e-4 and gap > 0.01
         else:
             assert second == pytest.approx(1.0, abs=1e-3) and gap < 1e-3
