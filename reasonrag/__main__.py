@@ -1,10 +1,15 @@
 """The `reasonrag` script, and `python -m reasonrag`, which is what `accelerate launch -m reasonrag` starts."""
 
-from reasonrag.core.event_loop import end_on_signals
+import os
+import sys
 
 
 def main() -> None:
     """Run a command, as `cli.main`; Ctrl-C while that is imported prints no traceback."""
+    if os.name == "nt":
+        sys.exit("error: reasonrag runs on Linux and macOS; on Windows, in WSL2")
+    from reasonrag.core.event_loop import end_on_signals
+
     end_on_signals()
     from reasonrag.cli import main
 

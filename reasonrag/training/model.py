@@ -121,10 +121,16 @@ def stop_at_end_of_turn(model: Any, chat: ChatTemplate) -> None:
 
 
 def uses_gpu(settings: TrainSettings) -> bool:
-    """Return whether the training run uses a GPU."""
+    """Return whether the training run uses a GPU.
+
+    Raises:
+        ConfigError: it is asked for Apple's, which is not here.
+    """
     import torch
 
-    return settings.device != "cpu" and bool(torch.cuda.is_available())
+    if settings.device == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device mps is the GPU of an Apple computer, and torch finds none here; leave device out")
+    return settings.device == "mps" or (settings.device == "auto" and bool(torch.cuda.is_available()))
 
 
 def load_weights(source: ModelSource, settings: TrainSettings) -> Any:

@@ -550,7 +550,7 @@ class TrainingRun(Generic[S]):
                 stage=self.stage,
                 model={"name": self.source.name, "checksum": self.source.checksum},
                 data={**self._data.facts, "rows": rows},
-                device="cpu" if arguments.use_cpu else str(torch.cuda.get_device_name(arguments.device)),
+                device=torch.cuda.get_device_name() if arguments.device.type == "cuda" else str(arguments.device),
                 processes=arguments.world_size,
                 **more,
             )

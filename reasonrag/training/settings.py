@@ -61,7 +61,7 @@ class TrainSettings(Section):
         2, "training examples per forward pass on each device", "--batch-size", ge=1
     )
     save_steps: int = execution(200, "training steps between checkpoints", "--save-steps", ge=1)
-    device: Literal["auto", "cpu"] = execution("auto", "device of the training run; auto: the GPUs, if there are any")
+    device: Literal["auto", "cpu", "mps"] = execution("auto", "device; auto: the NVIDIA GPUs, if there are any")
     merge: bool = execution(False, "also write the adapters merged into the model, to OUT/merged", "--merge/--no-merge")
     trainer: dict[str, Any] = setting({}, "any other argument of TRL's trainer, by its name")
 
