@@ -281,8 +281,9 @@ class _Chunk:
 
     @property
     def is_done(self) -> bool:
-        """Whether the chunk is complete: the lengths are written last."""
-        return self._draft.holds(f"{self._folder}/lengths.npy", scratch=True)
+        """Whether the chunk is complete, and as it was written."""
+        names = ("words.txt", "words.npy", "rows.npy", "times.npy", "lengths.npy")
+        return all(self._draft.holds(f"{self._folder}/{name}", scratch=True) for name in names)
 
     def write(self, texts: Iterable[list[str]], vocabulary: dict[str, int]) -> None:
         """Write the chunk, given the words of each passage; words that no earlier chunk has get the next ids."""

@@ -30,7 +30,7 @@ from pydantic import ByteSize, field_validator, model_validator
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import Section, execution, refuse_links, setting
-from reasonrag.storage.files import read_json, short_hash, write_json, writing
+from reasonrag.storage.files import read_json, short_hash, size_and_digest, write_json, writing
 from reasonrag.storage.folder import Folder, checksums, damage
 
 Part = Literal["passages", "bm25", "embeddings", "vectors"]
@@ -365,10 +365,16 @@ class Draft:
         target.parent.mkdir(parents=True, exist_ok=True)
         with writing(target) as file:
             yield file
+        write_json(self._record(name), _digest(target))
 
     def holds(self, name: str, *, scratch: bool = False) -> bool:
-        """Return whether that file was written, by this process or by one that was killed."""
-        return ((self.scratch if scratch else self.folder) / name).exists()
+        """Return whether that file was written, by this process or by one that was killed, and is as it was written."""
+        target = (self.scratch if scratch else self.folder) / name
+        return target.exists() and read_json(self._record(name)) == _digest(target)
+
+    def _record(self, name: str) -> Path:
+        """Return the file with the digest of a file as it was written."""
+        return self.scratch / f"{name.replace('/', '-')}.digest"
 
     def finish(self, counts: Mapping[str, int]) -> Manifest:
         """Checksum all files and rename the working folder to the part, in place of an older one."""
@@ -379,3 +385,7 @@ class Draft:
         write_json(self.folder / _MANIFEST, document, indent=1)
         self._index.settle()
         return manifest
+
+
+def _digest(path: Path) -> dict[str, str]:
+    return {"sha256": size_and_digest(path)[1]}
