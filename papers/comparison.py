@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,19 +24,9 @@ JUDGE = "demo-judge"
 # A collapse is a result of the comparison, so no guard stops an online training run.
 NO_GUARDS = ("guards.format_rate_drop=0", "guards.max_length_growth=0")
 _VALIDATION_QUESTIONS = int(rl_presets()["demo-outcome"]["validation"]["limit"])
-_QUESTIONS = 600  # of ReasonRAG's Table 3, and the iterations of each tree
+_QUESTIONS = 600  # for trees, and the iterations of each
 _ITERATIONS = 8
-# Calls of one iteration with two rollouts, measured as 5.7 to 6.0: the budget of a tree that is valued by a judge.
-_CALLS_PER_ITERATION = 5.75
-# Optimizer steps of each variant of Table 3, chosen on the dev split.
-_STEPS = {
-    "sft": 180,
-    "dpo-outcome": 75,
-    "dpo-alpha1": 110,
-    "dpo-judge": 75,
-    "dpo-judge-reward": 110,
-    "dpo-rollout": 150,
-}
+_DPO_STEPS, _SFT_STEPS = 150, 180  # optimizer steps, chosen on the dev split
 _ROUNDS = 3
 # Fresh rollouts cost this many questions, so that all rules cost about as many calls.
 _CONFIRMED_SHARE = 0.7
@@ -53,8 +43,8 @@ _RULES = {
     "best-quarter": ("--path-share", "0.25"),
     "best-none": ("--path-share", "0"),
 }
-# Settings of online training that competes with rounds of DPO. PPO takes an attempt a question, as its authors do.
-_RIVALS = {
+# Settings of online training. PPO takes an attempt a question, as its authors do.
+_REWARDED = {
     "grpo-outcome": ("reward.name=outcome",),
     "grpo-spre": (),
     "grpo-step": ("credit=step",),
@@ -66,7 +56,7 @@ _RIVALS = {
         "rollout.questions_per_step=64",
     ),
 }
-_RIVAL_STEPS = 100  # of a round: about as many calls as a round of trees and DPO makes
+_REWARDED_STEPS = 100  # about as many calls as a round of trees and DPO makes
 _FAMOUS = """
 They train on `train-famous`: the training questions, thinned out until a third of them need no search. In the world at
 large a tenth do, and a policy trained there with HiPRAG's bonus came to search always all the same ([log](../log.md)),
@@ -136,7 +126,7 @@ class Paper:
 
     name: str  # of the command
     title: str
-    kind: str  # how variants are trained: online, table3, after-dpo, rounds, rivals, real
+    kind: str  # how variants are trained: online, reasonrag, rounds, real
     policy: str  # address of the policy that every variant starts from
     chat_template: str | None = None  # of a real base model that has none
     is_served: bool = False  # whether a real model answers from a server
@@ -268,69 +258,6 @@ def _online(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Sta
         yield Stage.writing(folder / variant.name, *arguments, needs=(plans,) if variant.plans else ())
 
 
-def _trees(scale: Scale, seed: int) -> tuple[str, ...]:
-    limit = ("--limit", str(scale.questions or _QUESTIONS))
-    rule = (*_EVERY_PAIR, "--confirm", "0")
-    return ("build-tree", "--preset", "demo", *limit, "--seed", str(seed), "--lag", "0", *rule)
-
-
-def _trained(out: Path, source: Path, seed: int, scale: Scale, *, variant: str) -> Stage:
-    steps = min(_STEPS[variant], scale.max_steps or _STEPS[variant])
-    stage = "sft" if variant == "sft" else "dpo"
-    loss = () if variant == "sft" else _PAPERS_LOSS
-    arguments = (stage, "train", "--preset", "demo", "--data", str(source), "--seed", str(seed), *loss)
-    return Stage.writing(out, *arguments, "--set", f"max_steps={steps}", needs=(source,))
-
-
-def _steps_trained(out: Path, model: str, seed: int, scale: Scale, *settings: str) -> Stage:
-    """Return `rl train` in the format `reasonrag`; a model that is a folder is what it needs."""
-    steps = scale.max_steps or int(rl_presets()["demo-reasonrag"]["max_steps"])
-    arguments = ["rl", "train", "--preset", "demo-reasonrag", "--model", model, "--seed", str(seed)]
-    arguments += ["--limit", str(scale.questions or _QUESTIONS), "--max-steps", str(steps)]
-    for setting in (*settings, *NO_GUARDS):
-        arguments += ["--set", setting]
-    return Stage.writing(out, *arguments, needs=() if model == "demo" else (Path(model),))
-
-
-def _table3(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
-    """Yield ReasonRAG's Table 3 (arXiv:2505.14069, sec. 3.4): SFT and DPO on trees that are built once per seed.
-
-    Trees valued by rollouts and trees valued by a judge get about the same number of model calls, verdicts included.
-    The variants without the shortest-path term and with outcomes alone reuse the trees that are valued by rollouts.
-    """
-    rollout, judge = folder / "trees-rollout", folder / "trees-judge"
-    outcome, alpha1, judge_reward = (folder / f"pairs-{name}" for name in ("outcome", "alpha1", "judge-reward"))
-    iterations = scale.iterations or _ITERATIONS
-    trees = _trees(scale, seed)
-    budget = ("--iterations", "64", "--max-calls", str(round(iterations * _CALLS_PER_ITERATION)))
-    yield Stage.writing(rollout, *trees, "--iterations", str(iterations))
-    yield Stage.writing(judge, *trees, *budget, "--value", "judge", "--judge", JUDGE)
-    yield Stage.writing(alpha1, "pairs", str(rollout), "--alpha", "1", needs=(rollout,))
-    yield Stage.writing(judge_reward, "pairs", str(judge), "--pair-reward", "judge", needs=(judge,))
-    yield Stage.writing(outcome, "pairs", str(rollout), "--level", "trajectory", needs=(rollout,))
-    data = {
-        "sft": rollout,
-        "dpo-outcome": outcome,
-        "dpo-alpha1": alpha1,
-        "dpo-judge": judge,
-        "dpo-judge-reward": judge_reward,
-        "dpo-rollout": rollout,
-    }
-    for name, source in data.items():
-        yield _trained(folder / name, source, seed, scale, variant=name)
-    yield _steps_trained(folder / "online-outcome", "demo", seed, scale, "reward.name=outcome")
-
-
-def _after_dpo(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
-    """Yield DPO as in Table 3, and the online stages that go on from its policy."""
-    trees, policy = folder / "trees", folder / "dpo"
-    yield Stage.writing(trees, *_trees(scale, seed), "--iterations", str(scale.iterations or _ITERATIONS))
-    yield _trained(policy, trees, seed, scale, variant="dpo-rollout")
-    for variant in paper.variants:
-        if variant.name != "dpo":
-            yield _steps_trained(folder / variant.name, str(policy), seed, scale, *variant.settings)
-
-
 def _rounds(
     paper: Paper, folder: Path, seed: int, scale: Scale, rules: Mapping[str, tuple[str, ...]] = _RULES
 ) -> Iterator[Stage]:
@@ -348,6 +275,8 @@ def _rounds(
         limit = ("--limit", str(round(share * (scale.questions or _QUESTIONS))))
         search = ("--iterations", str(scale.iterations or _ITERATIONS), *(() if is_confirmed else ("--confirm", "0")))
         for number in range(1, _ROUNDS + 1):
+            if f"{name}-{number}" not in paper.names:
+                break
             world = ("--seed", str(seed), "--lag", "0", "--world-seed", str(number))
             trees = folder / f"trees-{name if model else first_of}-{number}"
             pairs, out = folder / f"pairs-{name}-{number}", folder / f"{name}-{number}"
@@ -358,24 +287,32 @@ def _rounds(
             yield Stage.writing(pairs, "pairs", str(trees), *rule, needs=(trees,))
             loss = () if is_confirmed else _PAPERS_LOSS
             arguments = ("dpo", "train", "--preset", "demo", "--data", str(pairs), "--seed", str(seed), *loss)
-            steps = min(_STEPS["dpo-rollout"], scale.max_steps or _STEPS["dpo-rollout"])
+            steps = min(_DPO_STEPS, scale.max_steps or _DPO_STEPS)
             start = ("--model", str(model)) if model else ()
             needs = (pairs, model) if model else (pairs,)
             yield Stage.writing(out, *arguments, *start, "--set", f"max_steps={steps}", needs=needs)
             policy, model = f"hf:{out}", out
 
 
-def _rivals(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
-    """Yield rounds of DPO by the default rule, and of online training in the same format from the same policy."""
-    yield from _rounds(paper, folder, seed, scale, {"dpo": _RULES["best-half"]})
-    scale = replace(scale, max_steps=scale.max_steps or _RIVAL_STEPS)
-    for name, settings in _RIVALS.items():
-        model = "demo"
-        for number in range(1, _ROUNDS + 1):
-            out = folder / f"{name}-{number}"
-            asked = (*settings, f"world_seed={number}", "validation.steps=0")
-            yield _steps_trained(out, model, seed, scale, *asked)
-            model = str(out)
+def _reasonrag(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
+    """Yield ReasonRAG's Table 3 (arXiv:2505.14069, sec. 3.4): rounds of DPO on steps, and what competes with the first.
+
+    SFT and DPO have the trees of `rounds`; online training has the same format and begins with the same policy.
+    """
+    rules = {"dpo": _RULES["best-half"], "no-path": _RULES["best-none"], "outcome": _RULES["outcome"]}
+    yield from _rounds(paper, folder, seed, scale, rules)
+    steps = min(_SFT_STEPS, scale.max_steps or _SFT_STEPS)
+    for name, data in (("sft-1", "pairs-dpo-1"), ("rejection-1", "trees-siblings-1")):
+        how = ("--examples", "trajectories") if name == "rejection-1" else ()
+        train = ("sft", "train", "--preset", "demo", "--data", str(folder / data), "--seed", str(seed), *how)
+        yield Stage.writing(folder / name, *train, "--set", f"max_steps={steps}", needs=(folder / data,))
+    for name, settings in _REWARDED.items():
+        arguments = ["rl", "train", "--preset", "demo-reasonrag", "--model", "demo", "--seed", str(seed)]
+        arguments += ["--limit", str(scale.questions or _QUESTIONS)]
+        arguments += ["--max-steps", str(scale.max_steps or _REWARDED_STEPS)]
+        for setting in (*settings, "world_seed=1", "validation.steps=0", *NO_GUARDS):
+            arguments += ["--set", setting]
+        yield Stage.writing(folder / f"{name}-1", *arguments)
 
 
 def training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
@@ -384,10 +321,8 @@ def training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[St
 
     trainings = {
         "online": _online,
-        "table3": _table3,
-        "after-dpo": _after_dpo,
+        "reasonrag": _reasonrag,
         "rounds": _rounds,
-        "rivals": _rivals,
         "real": real_training,
     }
     return trainings[paper.kind](paper, folder, seed, scale)

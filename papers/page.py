@@ -15,7 +15,7 @@ from reasonrag.core.plots import Line, Panel
 from reasonrag.core.table import Table
 from reasonrag.evaluation.tables import bold_note, interval_text, is_certain
 from reasonrag.storage.files import save_charts, write_json, write_text
-from tools.pages import made, renewed
+from tools.pages import made
 
 _COVERAGE = "../evaluation.md#several-training-seeds"
 _OVER_SEEDS = (
@@ -45,16 +45,8 @@ def write_page(paper: Paper, results: Results, folder: Path) -> Path:
     charts += _by_calls(paper, results)
     save_charts(folder / paper.page, charts)
     write_json(folder / f"{paper.page}.json", results, indent=1)
-    write_text(folder / f"{paper.page}.md", page_in(folder, paper, results))
+    write_text(folder / f"{paper.page}.md", "\n".join(page(paper, results)) + "\n")
     return folder / f"{paper.page}.md"
-
-
-def page_in(folder: Path, paper: Paper, results: Results) -> str:
-    """Return the text of the page as it stands in a folder."""
-    text = "\n".join(page(paper, results)) + "\n"
-    if folder.name == "ablations":  # a folder further down in docs/results/
-        text = renewed(text.replace("](../", "](../../"), f"ablations/{paper.page}.md")
-    return text
 
 
 def page(paper: Paper, results: Results) -> Iterator[str]:
@@ -335,7 +327,7 @@ def _frontiers(paper: Paper, results: Results) -> Iterator[Panel]:
         for name, variant in found["variants"].items():
             searches, value = variant["all"].get("retrievals"), variant["all"][main]
             # Next to the policy before training, rules and rounds would all look alike.
-            if searches and value and not (paper.kind in ("rounds", "rivals") and name == BASE):
+            if searches and value and not (paper.kind in ("rounds", "reasonrag") and name == BASE):
                 points.setdefault(_line(paper, name), []).append((searches["mean"], value["mean"]))
         lines = (Line(name, *zip(*line, strict=True)) for name, line in points.items())
         yield Panel(setting, "searches a question", METRICS[main].label, tuple(lines))
@@ -357,7 +349,7 @@ def _by_calls(paper: Paper, results: Results) -> Iterator[Panel]:
 
 def _line(paper: Paper, name: str) -> str:
     """Return the line of a picture on which a variant is: `dpo` has `dpo-2`, the next round of it."""
-    return re.sub(r"-\d$", "", name) if paper.kind in ("rounds", "rivals", "real") else name
+    return re.sub(r"-\d$", "", name) if paper.kind in ("rounds", "reasonrag", "real") else name
 
 
 def _means(intervals: Results, metrics: Sequence[str]) -> list[str]:

@@ -31,56 +31,43 @@ _SEARCHED = ("--top-k", "3", "--set", "retrieval.max_passage_chars=450", "--max-
 _MAX_TOKENS = 128  # of a step
 _TEMPERATURE = "0.7"  # of trees: at 1, half a billion parameters write few right trajectories
 _BRIEF = ("--prompts", "brief")  # a policy that was trained on the format needs no description of it
+_COLD = "sft-reader"  # all others go on from it
 _SIBLINGS = ("--pair-rule", "siblings", "--min-confidence", "0", "--max-pairs", "0", "--path-share", "1")
-# Iterations of trees as parts of `Scale.iterations`: fresh rollouts cost about a third of the calls.
-_PLAIN, _CONFIRMED = 1.0, 0.65
-# Trees, each of a policy's own on a part of the questions that no policy before it has seen.
+# Iterations of trees as parts of `Scale.iterations`: the reader costs next to nothing, of a policy's own trees fresh
+# rollouts cost about a third of the calls.
+_READ, _BUILT, _PLAIN, _CONFIRMED = 2.0, 4.0, 1.0, 0.65
+# Trees of the reader, or of a policy, on questions that no policy before has seen.
 _TREES = {
-    "trees-reader": ("reader", "demonstrations", _PLAIN),
-    "trees": ("sft-reader", "search-1", _PLAIN),
-    "trees-best": ("sft-reader", "search-1", _CONFIRMED),
-    "trees-best-2": ("dpo", "search-2", _CONFIRMED),
-    "trees-rejection-2": ("rejection", "search-2", _PLAIN),
-    "trees-outcome-2": ("dpo-outcome", "search-2", _PLAIN),
-    "trees-best-3": ("dpo-2", "search-3", _CONFIRMED),
-    "trees-rejection-3": ("rejection-2", "search-3", _PLAIN),
-    "trees-outcome-3": ("dpo-outcome-2", "search-3", _PLAIN),
+    "trees-reader": ("reader", ("demonstrations",), _READ),
+    "trees-builder": ("reader", ("search-1", "search-2"), _BUILT),
+    "trees-dpo": ("dpo", ("search-3",), _CONFIRMED),
+    "trees-rejection": ("rejection", ("search-3",), _PLAIN),
 }
 # Pairs by other rules than those of the trees.
 _PAIRS = {
-    "pairs-outcome": ("trees", ("--level", "trajectory")),
-    "pairs-outcome-2": ("trees-outcome-2", ("--level", "trajectory")),
-    "pairs-outcome-3": ("trees-outcome-3", ("--level", "trajectory")),
-    "pairs-siblings": ("trees", _SIBLINGS),
-    "pairs-alpha1": ("trees", (*_SIBLINGS, "--alpha", "1")),
-    "pairs-all": ("trees-best", ("--path-share", "1")),
+    "pairs-outcome": ("trees-builder", ("--level", "trajectory")),
+    "pairs-siblings": ("trees-builder", _SIBLINGS),
 }
-_COLD_START = ("--examples", "trajectories", "--test-share", "0.05", "--learning-rate", "2e-4", "--epochs", "0.4")
+_COLD_START = ("--examples", "trajectories", "--test-share", "0.05", "--learning-rate", "2e-4", "--epochs", "1")
 _RIGHT = ("--examples", "trajectories", "--learning-rate", "1e-4", "--epochs", "1")
 _DPO = ("--learning-rate", "1e-4", "--beta", "0.1", "--epochs", "1", "--set", "trainer.eval_steps=0.25")
 # Policies in the order of training: what each begins with, what it learns, and how.
 _TRAINED = {
-    "sft-reader": (BASE, "trees-reader", _COLD_START),
-    "dpo": ("sft-reader", "trees-best", _DPO),
-    "rejection": ("sft-reader", "trees", _RIGHT),
-    "dpo-outcome": ("sft-reader", "pairs-outcome", _DPO),
-    "dpo-2": ("dpo", "trees-best-2", _DPO),
-    "dpo-siblings": ("sft-reader", "pairs-siblings", _DPO),
-    "rejection-2": ("rejection", "trees-rejection-2", _RIGHT),
-    "dpo-outcome-2": ("dpo-outcome", "pairs-outcome-2", _DPO),
-    "dpo-all": ("sft-reader", "pairs-all", _DPO),
-    "dpo-alpha1": ("sft-reader", "pairs-alpha1", _DPO),
-    "sft-chosen": ("sft-reader", "trees-best", ("--learning-rate", "1e-4", "--epochs", "1")),
-    "dpo-3": ("dpo-2", "trees-best-3", _DPO),
-    "rejection-3": ("rejection-2", "trees-rejection-3", _RIGHT),
-    "dpo-outcome-3": ("dpo-outcome-2", "pairs-outcome-3", _DPO),
+    _COLD: (BASE, "trees-reader", _COLD_START),
+    "dpo": (_COLD, "trees-builder", _DPO),
+    "rejection": (_COLD, "trees-builder", _RIGHT),
+    "dpo-outcome": (_COLD, "pairs-outcome", _DPO),
+    "sft-chosen": (_COLD, "trees-builder", ("--learning-rate", "1e-4", "--epochs", "1")),
+    "dpo-siblings": (_COLD, "pairs-siblings", _DPO),
+    "dpo-2": ("dpo", "trees-dpo", _DPO),
+    "rejection-2": ("rejection", "trees-rejection", _RIGHT),
 }
 _ADAPTERS = ("--lora-r", "8", "--lora-alpha", "16")
 _ONLINE = {"grpo-outcome": ("--reward", "outcome"), "grpo-step": ("--reward", "spre", "--credit", "step")}
 _ONLINE_STEPS = 20
 _PROMPTED = {"direct": "Direct", "rag": "RAG", "ircot": "IRCoT", "search-o1": "SearchO1"}
 _FEW = ("--min-questions", "1")  # whatever comes of so few is a result
-_SHARED = ("trees-reader", "sft-reader")  # all seeds have those of the first
+_SHARED = ("trees-reader", _COLD, "trees-builder")  # all seeds have those of the first
 
 
 def real_training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
@@ -118,8 +105,8 @@ class _Seed:
         return self.folder.parent / "model" if name == BASE else self.at(name) / "merged"
 
     def trees(self, name: str) -> Stage:
-        policy, split, part = _TREES[name]
-        iterations = max(1, round((self.scale.iterations or 0) * (2 if policy == "reader" else part)))
+        policy, splits, part = _TREES[name]
+        iterations = max(1, round((self.scale.iterations or 0) * part))
         shape = (
             "--iterations",
             str(iterations),
@@ -128,9 +115,9 @@ class _Seed:
             "--temperature",
             _TEMPERATURE,
             *_UNREADABLE,
-            *(() if part == _CONFIRMED else ("--confirm", "0")),
+            *(("--confirm", "0") if part in (_READ, _PLAIN) else ()),
         )
-        questions = self._questions(split, self.scale.questions)
+        questions = self._questions(*splits, limit=self.scale.questions)
         return self._acting(self.at(name), policy, "build-tree", *questions, *shape, *_OPENED, *_BRIEF)
 
     def pairs(self, name: str) -> Stage:
@@ -157,22 +144,22 @@ class _Seed:
         return Stage.writing(self.at(name), *arguments, needs=tuple(needs))
 
     def online(self, name: str) -> Stage:
-        arguments = ["rl", "train", *self._questions("search-2", self.scale.questions), *_ONLINE[name]]
-        arguments += ["--model", str(self.weights("sft-reader")), "--format", "reasonrag", *_OPENED, *_BRIEF]
+        arguments = ["rl", "train", *self._questions("search-3", limit=self.scale.questions), *_ONLINE[name]]
+        arguments += ["--model", str(self.weights(_COLD)), "--format", "reasonrag", *_OPENED, *_BRIEF]
         arguments += [*_ADAPTERS, "--learning-rate", "2e-5", "--group-size", "8", "--questions-per-step", "4"]
         arguments += ["--max-steps", str(self.scale.max_steps or _ONLINE_STEPS), "--batch-size", "4"]
         arguments += ["--save-steps", "1", "--merge", "--seed", str(self.seed), *_FEW]
         settings = (f"rollout.max_tokens={_MAX_TOKENS}", "rollout.batch_size=128", "validation.steps=0", *NO_GUARDS)
         for setting in settings:
             arguments += ["--set", setting]
-        return Stage.writing(self.at(name), *arguments, needs=(self.at("sft-reader"),))
+        return Stage.writing(self.at(name), *arguments, needs=(self.at(_COLD),))
 
     def evaluated(self, name: str) -> Stage:
         trained = _OPENED if name == BASE else (*_OPENED, *_BRIEF)
         form = ("--format", f"python:papers.baselines:{_PROMPTED[name]}") if name in _PROMPTED else trained
         is_sampled = self.paper.sampled is None or name in self.paper.sampled
         how = ("--temperature", "0,1" if is_sampled else "0", *_UNREADABLE, *form)
-        arguments = ("eval", *self._questions("test", self.scale.test_questions), *how)
+        arguments = ("eval", *self._questions("test", limit=self.scale.test_questions), *how)
         policy = BASE if name in _PROMPTED else name
         return self._acting(evaluation_of(self.folder, name), policy, *arguments, label=f"{name}=")
 
@@ -192,10 +179,10 @@ class _Seed:
     def _template(self) -> tuple[str, ...]:
         return ("--chat-template", self.paper.chat_template) if self.paper.chat_template else ()
 
-    def _questions(self, split: str, limit: int | None) -> tuple[str, ...]:
-        """Return the options that name the questions of a split, at most `limit` of each set, and the corpus."""
+    def _questions(self, *splits: str, limit: int | None) -> tuple[str, ...]:
+        """Return the options that name the questions of splits, at most `limit` of each file, and the corpus."""
         data = self.folder.parent / "data"
-        sets = ",".join(str(data / split / f"{name}.jsonl") for name in DATA_SETS)
+        sets = ",".join(str(data / split / f"{name}.jsonl") for split in splits for name in DATA_SETS)
         limited = () if limit is None else ("--limit", str(limit))
         return ("--dataset", sets, "--corpus", str(data / "corpus.jsonl.gz"), *limited, *_SEARCHED)
 

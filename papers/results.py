@@ -89,7 +89,7 @@ def summarise(paper: Paper, plan: Plan, scale: Scale, rows: Evaluated) -> Result
         "training": {name: _cost(list(by_seed.values())) for name, by_seed in trained.items()},
         "curves": curves,
         "by_cost": dict(_by_cost(plan, trained, settings[GREEDY]["variants"])),
-        "by_calls": dict(_by_calls(plan, trained)) if paper.kind == "rivals" else {},
+        "by_calls": dict(_by_calls(plan, trained)) if paper.kind == "reasonrag" else {},
     }
 
 

@@ -26,7 +26,6 @@ _ONLINE = (*_TRAINED, "reasonrag/online_rl", "reasonrag/rewards")
 # The code that a page's numbers depend on. The first pattern that fits a page counts.
 CODE = {
     "reasonrag.md": (*_TREES, *_ONLINE),
-    "online.md": (*_TREES, *_ONLINE),
     "rounds.md": _TREES,
     "real-model.md": (*_TREES, *_ONLINE, "papers/real.py"),
     "preferences.md": (*_ATTEMPTS, "reasonrag/mcts", "reasonrag/spre", "reasonrag/dpo", "benchmarks/preferences.py"),
@@ -36,18 +35,14 @@ CODE = {
     "faults.md": ("tests/faults", "reasonrag"),
     "*": _ONLINE,  # GRPO's pages
 }
-_DEMO = ("reasonrag.md", "online.md", "outcome.md", "hiprag.md", "search-p1.md", "when-to-search.md")
+_DEMO = ("reasonrag.md", "hiprag.md", "search-p1.md", "when-to-search.md")
 # What changed numbers of pages under unchanged commands: when, on which pages, and the change.
 CHANGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("2026-11-22 13:23", _DEMO, "`a8828261` redrew all samples of models in this process"),
-    # No single commit is known: see "One random number a token" in docs/log.md.
-    ("2026-11-23 19:33", ("ablations/*",), "other rounding let trainings part from these after a dozen steps"),
-    ("2026-11-23 21:43", ("baselines/*",), "`0da3051e` dropped SKR and Adaptive-RAG, `24c807c0` reads bare answers"),
     ("2026-11-24 04:10", ("real-model.md",), "`d1792e2c` trains and compares other policies on other questions"),
-    ("2026-11-24 04:21", ("reasonrag.md", "online.md"), "`a5da0390` keeps the policy that is best on held-out rows"),
+    ("2026-11-24 04:21", ("reasonrag.md",), "`a5da0390` keeps the policy that is best on held-out rows"),
     ("2026-11-24 09:10", ("*hiprag.md",), "`2f304d68` took the bonus from searches that conclude nothing"),
     ("2026-11-28 01:33", ("real-model.md",), "`0ec2926b` gave the extractive reader fewer rules"),
-    ("2026-11-28 02:00", ("baselines/*",), "`d3c41acd` lets three baselines search and stop as FlashRAG's do"),
     ("2026-11-28 05:52", ("real-model.md",), "`12f67bb0` begins with another policy"),
 )
 

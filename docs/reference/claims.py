@@ -5,7 +5,7 @@ A page holds blocks that a template writes:
     <!-- written from docs/reference/why.md.j2 -->
     <!-- end -->
 
-A template has no digit of its own, which a test checks. `{{ result("outcome").mean("greedy", "grpo", "em") }}` is a
+A template has no digit of its own, which a test checks. `{{ result("rounds").mean("greedy", "outcome-1", "em") }}` is a
 number, and `{{ hold(...) }}` writes nothing, but raises if the results do not say what the words beside it say.
 """
 
@@ -91,7 +91,7 @@ class Result:
         return self._figure(decoding, "variants", variant, metric, kind)
 
     def change(self, decoding: str, difference: str, metric: str, kind: str = "") -> Figure:
-        """Return a difference such as `dpo-rollout - base`."""
+        """Return a difference such as `dpo-1 - base`."""
         return self._figure(decoding, "differences", difference, metric, kind)
 
     def _figure(self, decoding: str, table: str, row: str, metric: str, kind: str) -> Figure:

@@ -50,9 +50,9 @@ def test_a_number_reads_as_it_does_in_prose() -> None:
 
 
 def test_a_claim_that_does_not_hold_is_not_written() -> None:
-    assert hold(Result("outcome").change("greedy", "grpo - base", "em").sign == 1) == ""
+    assert hold(Result("rounds").change("greedy", "siblings-1 - base", "em").sign == 1) == ""
     with pytest.raises(ValueError, match="does not hold"):
-        hold(Result("outcome").mean("greedy", "grpo", "em") > 1)
+        hold(Result("rounds").mean("greedy", "siblings-1", "em") > 1)
 
 
 def test_what_is_not_in_a_block_stays() -> None:

@@ -346,8 +346,7 @@ def preferences(folder: Path) -> dict[str, Path]:
 
 
 # One variant of each paper's comparison.
-PAPERS = {"hiprag": "lp-0", "online": "dpo", "outcome": "grpo", "reasonrag": "sft", "search-p1": "outcome"}
-PAPERS |= {"when-to-search": "full"}
+PAPERS = {"hiprag": "lp-0", "reasonrag": "sft-1", "search-p1": "outcome", "when-to-search": "full"}
 SMALL = ("--seeds", "1", "--limit", "1", "--max-steps", "1", "--test-limit", "1")
 SHORT = ["--set=rollout.group_size=2", "--set=rollout.questions_per_step=2", "--batch-size=2"]
 VALUES = ("--test-share", "0.4", "--set", "tokens=[a,b]")

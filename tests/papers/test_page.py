@@ -9,7 +9,7 @@ import pytest
 from papers import PAPERS
 from papers.comparison import BASE, Claim, Paper, Row, Scale, Table, Variant, evaluation_of, stages
 from papers.measures import read_values
-from papers.page import page, page_in, write
+from papers.page import page, write
 from papers.plan import Plan
 from papers.results import comparisons, evaluated, families, renewed, summarise
 from reasonrag.storage.files import require_json
@@ -110,21 +110,15 @@ def test_the_page_is_the_golden_one(figures):
     assert "\n".join(page(PAPER, figures)) + "\n" == GOLDEN.read_text(encoding="utf-8")
 
 
-PUBLISHED = [
-    (name, folder)
-    for folder in (RESULTS, RESULTS / "ablations")
-    for name in PAPERS
-    if name != "real"  # its page has sections of an earlier version
-    if (folder / f"{PAPERS[name].page}.json").exists()
-]
+PUBLISHED = [name for name in PAPERS if (RESULTS / f"{name}.json").exists()]  # of `real`, an earlier version
 
 
-@pytest.mark.parametrize(("name", "folder"), PUBLISHED, ids=[f"{folder.name}/{name}" for name, folder in PUBLISHED])
-def test_a_published_page_follows_from_the_results_beside_it(name, folder):
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_page_follows_from_the_results_beside_it(name):
     paper = PAPERS[name]
-    results = json.loads((folder / f"{paper.page}.json").read_text(encoding="utf-8"))
+    results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     assert list(comparisons(paper, results["settings"])) == results["comparisons"]
-    assert page_in(folder, paper, results) == (folder / f"{paper.page}.md").read_text(encoding="utf-8")
+    assert "\n".join(page(paper, results)) + "\n" == (RESULTS / f"{name}.md").read_text(encoding="utf-8")
 
 
 def test_a_page_is_renewed_from_its_values_with_the_differences_declared_now(figures, plan, tmp_path):

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from papers import PAPERS as COMPARISONS
-from papers.comparison import BASE
 
 PAPERS = Path(__file__).parents[3] / "shared" / "papers"
-REASONRAG, OUTCOME, HIPRAG, SEARCH_P1, WHEN_TO_SEARCH = (
-    COMPARISONS[name] for name in ("reasonrag", "outcome", "hiprag", "search-p1", "when-to-search")
+REASONRAG, HIPRAG, SEARCH_P1, WHEN_TO_SEARCH = (
+    COMPARISONS[name] for name in ("reasonrag", "hiprag", "search-p1", "when-to-search")
 )
 pytestmark = [
     pytest.mark.data,
@@ -97,22 +96,16 @@ def test_rows_of_when_to_search_are_those_of_its_tables_4_and_2():
         assert (row.values["lasj"], row.values["retrievals"]) == (values[::2], values[1::2])
 
 
-def test_rows_beside_outcome_rewards_are_those_of_two_papers():
-    few, many, prompted = OUTCOME.tables
+def test_rows_of_reasonrag_are_those_of_its_table_3():
     printed = {
         found[0]: found[1:]
         for line in lines("reasonrag", "Table 3: Impact", "3.3 Training Efficiency")
         if (found := cells(line))
     }
-    table_3 = [row for table in REASONRAG.tables for row in table.rows.values()]
-    assert {row.label for row in table_3} == {name for name in printed if name.startswith("ReasonRAG (")} - {
-        many.rows["grpo"].label
-    }
-    for row in (few.rows[BASE], few.rows["grpo"], many.rows["grpo"], *table_3):
+    (table,) = REASONRAG.tables
+    labels = {row.label for row in table.rows.values()}
+    assert labels == {name for name in printed if name.startswith("ReasonRAG (")} - {"ReasonRAG (RL-ORL): 10k queries"}
+    for row in table.rows.values():
         values = tuple(map(float, printed[row.label]))
         assert (*row.values["em"], row.averages["em"]) == values[::2]
         assert (*row.values["f1"], row.averages["f1"]) == values[1::2]
-    section = lines("search-p1", "Qwen2.5-7B\nDirect", "Table 1:")
-    for row in prompted.rows.values():
-        values = numbers(next(line for line in section if line.startswith(row.label)), row.label)
-        assert (*row.values["acc"], row.averages["acc"]) == values[:8]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,11 +76,9 @@ def test_no_command_trains_on_what_is_evaluated_or_on_questions_of_another_round
         assert ("data/test/" in stage.line) == (stage.arguments[0] == "eval") and "data/dev/" not in stage.line
         assert not any(argument.startswith("/") for argument in stage.arguments)
     asked = {stage.out.name: stage.arguments[2] for stage in plan if stage.arguments[0] == "build-tree"}
-    splits = {name: Path(sets.split(",")[0]).parent.name for name, sets in asked.items()}
-    rounds = {f"-{split}": {name for name in splits if splits[name] == f"search-{split}"} for split in (2, 3)}
-    assert splits["trees-reader"] == "demonstrations"
-    assert splits["trees"] == splits["trees-best"] == "search-1"
-    assert all(len(names) == 3 and all(map(re.compile(f".*{end}$").match, names)) for end, names in rounds.items())
+    splits = {name: {Path(file).parent.name for file in sets.split(",")} for name, sets in asked.items()}
+    assert splits["trees-reader"] == {"demonstrations"} and splits["trees-builder"] == {"search-1", "search-2"}
+    assert splits["trees-dpo"] == splits["trees-rejection"] == {"search-3"}
     assert sum(stage.out == Path("OUT/seed-0/sft-reader") for stage in plan) == 1, "the seeds share the cold start"
     assert sum("--policy sft-reader=" in stage.line for stage in plan) == 2, "and each evaluates it"
 
@@ -90,6 +87,6 @@ def test_a_served_policy_is_asked_by_address_while_its_folder_is_served():
     plan = stages(replace(PAPERS["real"], is_served=True), Path("OUT"), PAPERS["real"].scale)
     served = {stage.out: stage for stage in plan if stage.serves is not None}
     assert all(ADDRESS in stage.line for stage in served.values()) and "hf:" not in "".join(s.line for s in plan)
-    assert served[Path("OUT/seed-0/trees-best-2")].serves == Path("OUT/seed-0/dpo/merged")
+    assert served[Path("OUT/seed-0/trees-dpo")].serves == Path("OUT/seed-0/dpo/merged")
     assert served[Path("OUT/seed-0/eval/rag")].serves == Path("OUT/model")
     assert not any(stage.serves for stage in plan if "train" in stage.arguments or "extractive" in stage.line)
