@@ -38,10 +38,10 @@ _SIBLINGS = ("--pair-rule", "siblings", "--min-confidence", "0", "--max-pairs", 
 _READ, _BUILT, _PLAIN, _CONFIRMED = 2.0, 4.0, 1.0, 0.65
 # Trees of the reader, or of a policy, on questions that no policy before has seen.
 _TREES = {
-    "trees-reader": ("reader", ("demonstrations",), _READ),
-    "trees-builder": ("reader", ("search-1", "search-2"), _BUILT),
-    "trees-dpo": ("dpo", ("search-3",), _CONFIRMED),
-    "trees-rejection": ("rejection", ("search-3",), _PLAIN),
+    "trees-reader": ("reader", "demonstrations", _READ),
+    "trees-builder": ("reader", "search-1", _BUILT),
+    "trees-dpo": ("dpo", "search-2", _CONFIRMED),
+    "trees-rejection": ("rejection", "search-2", _PLAIN),
 }
 # Pairs by other rules than those of the trees.
 _PAIRS = {
@@ -105,7 +105,7 @@ class _Seed:
         return self.folder.parent / "model" if name == BASE else self.at(name) / "merged"
 
     def trees(self, name: str) -> Stage:
-        policy, splits, part = _TREES[name]
+        policy, split, part = _TREES[name]
         iterations = max(1, round((self.scale.iterations or 0) * part))
         shape = (
             "--iterations",
@@ -117,7 +117,7 @@ class _Seed:
             *_UNREADABLE,
             *(("--confirm", "0") if part in (_READ, _PLAIN) else ()),
         )
-        questions = self._questions(*splits, limit=self.scale.questions)
+        questions = self._questions(split, self.scale.questions)
         return self._acting(self.at(name), policy, "build-tree", *questions, *shape, *_OPENED, *_BRIEF)
 
     def pairs(self, name: str) -> Stage:
@@ -144,7 +144,7 @@ class _Seed:
         return Stage.writing(self.at(name), *arguments, needs=tuple(needs))
 
     def online(self, name: str) -> Stage:
-        arguments = ["rl", "train", *self._questions("search-3", limit=self.scale.questions), *_ONLINE[name]]
+        arguments = ["rl", "train", *self._questions("search-3", self.scale.questions), *_ONLINE[name]]
         arguments += ["--model", str(self.weights(_COLD)), "--format", "reasonrag", *_OPENED, *_BRIEF]
         arguments += [*_ADAPTERS, "--learning-rate", "2e-5", "--group-size", "8", "--questions-per-step", "4"]
         arguments += ["--max-steps", str(self.scale.max_steps or _ONLINE_STEPS), "--batch-size", "4"]
@@ -159,7 +159,7 @@ class _Seed:
         form = ("--format", f"python:papers.baselines:{_PROMPTED[name]}") if name in _PROMPTED else trained
         is_sampled = self.paper.sampled is None or name in self.paper.sampled
         how = ("--temperature", "0,1" if is_sampled else "0", *_UNREADABLE, *form)
-        arguments = ("eval", *self._questions("test", limit=self.scale.test_questions), *how)
+        arguments = ("eval", *self._questions("test", self.scale.test_questions), *how)
         policy = BASE if name in _PROMPTED else name
         return self._acting(evaluation_of(self.folder, name), policy, *arguments, label=f"{name}=")
 
@@ -179,10 +179,10 @@ class _Seed:
     def _template(self) -> tuple[str, ...]:
         return ("--chat-template", self.paper.chat_template) if self.paper.chat_template else ()
 
-    def _questions(self, *splits: str, limit: int | None) -> tuple[str, ...]:
-        """Return the options that name the questions of splits, at most `limit` of each file, and the corpus."""
+    def _questions(self, split: str, limit: int | None) -> tuple[str, ...]:
+        """Return the options that name the questions of a split, at most `limit` of each set, and the corpus."""
         data = self.folder.parent / "data"
-        sets = ",".join(str(data / split / f"{name}.jsonl") for split in splits for name in DATA_SETS)
+        sets = ",".join(str(data / split / f"{name}.jsonl") for name in DATA_SETS)
         limited = () if limit is None else ("--limit", str(limit))
         return ("--dataset", sets, "--corpus", str(data / "corpus.jsonl.gz"), *limited, *_SEARCHED)
 
