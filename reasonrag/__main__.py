@@ -3,13 +3,13 @@
 import os
 import sys
 
+from reasonrag.core.event_loop import end_on_signals
+
 
 def main() -> None:
     """Run a command, as `cli.main`; Ctrl-C while that is imported prints no traceback."""
     if os.name == "nt":
         sys.exit("error: reasonrag runs on Linux and macOS; on Windows, in WSL2")
-    from reasonrag.core.event_loop import end_on_signals
-
     end_on_signals()
     from reasonrag.cli import main
 
