@@ -74,7 +74,6 @@ _CHUNK = 16_384  # passages: 200 MB while they are cut into words
 _BYTES_A_POSTING = 80  # while scores are merged
 _MAX_BYTES = 1 << 30  # while scores are merged: more does not make it faster
 _MOST_WORDS = 1024  # of a query
-_ROUNDED = 1 - 1e-4  # of a score: sums of another order differ
 _STRICT = PassagesConfig(strict=True)
 
 _Array = NDArray[Any]
@@ -131,8 +130,6 @@ class BM25Retriever(LocalRetriever):
         self._data: NDArray[np.float32] = data  # what each posting adds to a score, by word
         self._rows: NDArray[np.int32] = rows  # the passage of each posting
         self._starts: NDArray[np.int64] = starts  # [words + 1] where the postings of a word begin
-        self._most = lru_cache(None)(lambda word: float(self._data[self._span(word)].max()))  # that a word adds
-        self._partial = np.zeros(len(self._passages), dtype=np.float32)  # scores of the query at hand, else 0
 
     @classmethod
     def open(cls, corpus: Path | Sequence[Passage], *, cache: Path, config: BM25Config | None = None) -> BM25Retriever:
@@ -167,46 +164,35 @@ class BM25Retriever(LocalRetriever):
     def _rank(self, tokens: list[int], top_k: int) -> tuple[Passage, ...]:
         if not tokens or top_k < 1:
             return ()
-        candidates = self._candidates(tokens, top_k)
-        # In the order of the words, as bm25s adds them up, so that every bit is the same.
-        scores = np.zeros(len(candidates), dtype=np.float32)
-        for span in map(self._span, tokens):
-            places = np.searchsorted(self._rows[span], candidates)
-            places[places == span.stop - span.start] = 0
-            scores += np.where(self._rows[span][places] == candidates, self._data[span][places], np.float32(0))
-        best = np.argsort(-scores, kind="stable")[:top_k]
-        return tuple(map(self._passages.passage, candidates[best].tolist(), scores[best].tolist()))
+        starts, ends = self._starts[tokens].tolist(), self._starts[np.add(tokens, 1)].tolist()
+        spans = list(map(slice, starts, ends))
+        # The sum of bm25s, without its copies. Its numba backend
+        # is not faster, and costs 200 MB of libraries and 8 s of
+        # compiling in each process: benchmarks/retrieval.py.
+        scores = np.zeros(len(self._passages), dtype=np.float32)
+        for span in spans:
+            np.add.at(scores, self._rows[span], self._data[span])
+        hits = np.flatnonzero(scores >= self._floor(scores, spans, top_k))
+        if len(hits) > top_k:
+            # Keep everything that ties with the last place,
+            # because a partition keeps an arbitrary one of them.
+            hits = hits[scores[hits] >= np.partition(scores[hits], -top_k)[-top_k]]
+        best = hits[np.argsort(-scores[hits], kind="stable")][:top_k]
+        return tuple(map(self._passages.passage, best.tolist(), scores[best].tolist()))
 
-    def _candidates(self, tokens: list[int], top_k: int) -> NDArray[np.int32]:
-        """Return passages in order, among them the best `top_k`: MaxScore (Turtle and Flood, 1995), a word at a time.
+    def _floor(self, scores: NDArray[np.float32], spans: list[slice], top_k: int) -> np.float32:
+        """Return a score that all of the best `top_k` passages reach; comparing with 0 instead takes twice as long.
 
-        Words are added up from the rarest on, until those that are left could not
-        lift a passage that has none of these words among the best.
+        It is the `top_k`-th best score among the passages with the
+        rarest word of the query that is in at least `top_k` passages.
         """
-        words = sorted(tokens, key=lambda word: int(self._starts[word + 1] - self._starts[word]))
-        left = sum(map(self._most, words))
-        found: list[NDArray[np.int32]] = []
-        try:
-            for word in words:
-                span = self._span(word)
-                found.append(self._rows[span])
-                np.add.at(self._partial, found[-1], self._data[span])
-                left -= self._most(word)
-                values = self._partial[np.concatenate(found)]
-                # A passage may stand in each list, so this many values are of `top_k` passages.
-                many = top_k * len(found)
-                floor = float(np.partition(values, -many)[-many]) if len(values) >= many else 0.0
-                if left < floor * _ROUNDED:
-                    break
-            rows = np.concatenate(found)
-            return np.unique(rows[self._partial[rows] + left >= floor * _ROUNDED])
-        finally:
-            for rows in found:
-                self._partial[rows] = 0
-
-    def _span(self, word: int) -> slice:
-        """Return where the postings of a word are."""
-        return slice(int(self._starts[word]), int(self._starts[word + 1]))
+        sizes = [(span.stop - span.start, span.start) for span in spans]
+        size, start = min((size for size in sizes if size[0] >= top_k), default=(0, 0))
+        if not size:
+            return np.finfo(np.float32).tiny
+        of_rarest_word = scores[self._rows[start : start + size]]
+        of_rarest_word.partition(size - top_k)
+        return np.float32(of_rarest_word[-top_k])
 
 
 def build_bm25(
