@@ -2,7 +2,9 @@
 
 The server needs vLLM's development routes, of version 0.22 or later:
 
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --host 127.0.0.1 --logprobs-mode processed_logprobs
+
+Whoever reaches these routes can do anything with the server: it listens on this machine alone.
 
 Generation is paused during a push. Running requests finish first, with the old weights; requests that
 arrive during the pause wait, or from vLLM 0.33 on are refused with 503 and sent again by `ServerLLM`,
