@@ -29,6 +29,7 @@ from contrib.apis import APIS, Api, parse_replies
 from reasonrag.core.calls import check_url
 from reasonrag.core.errors import ConfigError, InputError
 from reasonrag.core.text import parse_json, redact_data, valid_unicode
+from reasonrag.storage.files import lock
 from reasonrag.storage.parquet import CALLS, read_calls
 
 log = structlog.get_logger()
@@ -87,7 +88,6 @@ class Recorder:
         check_url(upstream, example=(example := "https://api.openai.com/v1"))
         if "?" in upstream or "#" in upstream:
             raise ConfigError(f"--upstream: no query can stand between it and the path of a call; give {example}")
-        out.mkdir(parents=True, exist_ok=True)
         self.upstream = upstream.rstrip("/")
         self.file = out / CALLS
         self.conversations = Conversations()
@@ -217,10 +217,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8020)
     given = parser.parse_args()
     try:
-        recorder = Recorder(given.upstream, given.out)
+        given.out.mkdir(parents=True, exist_ok=True)
+        with lock(given.out / ".lock"):  # a second recorder would cut off the line that this one is writing
+            web.run_app(Recorder(given.upstream, given.out).app(), host="127.0.0.1", port=given.port)
     except InputError as error:
         parser.error(str(error))
-    web.run_app(recorder.app(), host="127.0.0.1", port=given.port)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from contrib.record import Recorder
+from contrib.record import Recorder, main
 from reasonrag.core.errors import ConfigError
+from reasonrag.storage.files import lock
 from reasonrag.storage.parquet import CALLS, read_calls
 
 KEY = "sk-proj-abcdefghijklmnop1234567890ABCDEFGHIJ"
@@ -165,6 +166,18 @@ def test_a_whole_last_call_without_a_line_end_is_kept(tmp_path, figure):
         kept.append((before, file.read_bytes().count(b"\n")))
     figure(f"without a line end {kept[0][1]} of 2 calls, cut {kept[1][1]}")
     assert kept == [(2, 2), (1, 1), (2, 2)]
+
+
+def test_a_second_recorder_of_a_folder_is_refused_and_leaves_the_line_that_the_first_is_writing(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / CALLS).write_text('{"conversation": "half')
+    monkeypatch.setattr("sys.argv", ["record", "--upstream", "http://127.0.0.1:9/v1", "--out", str(tmp_path)])
+    with lock(tmp_path / ".lock"), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "is in use by another process" in capsys.readouterr().err
+    assert (tmp_path / CALLS).read_text() == '{"conversation": "half'
 
 
 QUERY = json.loads(FUNCTION["arguments"])
