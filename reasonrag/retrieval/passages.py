@@ -1,19 +1,19 @@
 """From a corpus (files, a folder, a data set on the Hub, a well-known name) to passages: one memory-mapped file.
 
-Rows are read one at a time, never all at once, and a killed build goes on at its last checkpoint.
+Rows are read one at a time, never all at once. A build that is killed here begins this part anew: Wikipedia's takes
+minutes, what is built over it hours.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
-import os
 import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +26,7 @@ from reasonrag.core.settings import named_path, nearest
 from reasonrag.core.text import one_line, printable, quoted, valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.index import BuildProgress, Draft, IndexFolder, Manifest, PassagesConfig, Plan
-from reasonrag.storage.files import naming, size_and_digest
+from reasonrag.storage.files import size_and_digest
 from reasonrag.storage.parquet import SUFFIXES, NumberedRow, RowProblems, raw_rows, text_id
 from reasonrag.storage.questions import load_questions, paragraph_corpus
 
@@ -42,8 +42,6 @@ PASSAGES, OFFSETS, SET_ASIDE = "passages.jsonl", "offsets.bin", "set_aside.jsonl
 
 _TEXTS = (".txt", ".md")
 _HUB = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?:(?P<file>.+)")
-_IDS, _CHECKPOINT = "ids.bin", "state.json"
-_CHECKPOINT_ROWS = 50_000  # the most work that a kill can cost
 _DUPLICATE = "duplicate id"
 _UNUSABLE = "Repair or remove these rows; a passage has a unique id, and contents (or title and text)."
 # More than 100 characters without a blank count as several words, as not every script separates words.
@@ -84,13 +82,12 @@ class FileCorpus:
         names = [path.relative_to(self.folder).as_posix() for path in self.files]
         return hashlib.sha256(json.dumps([names, digests]).encode()).hexdigest()
 
-    def rows(self, start: int = 0) -> Iterator[NumberedRow]:
+    def rows(self) -> Iterator[NumberedRow]:
         rows_before = 0
         for path in self.files:
             number = 0
             for number, row in raw_rows(path) if path.name.lower().endswith(SUFFIXES) else self._text(path):
-                if rows_before + number > start:
-                    yield rows_before + number, row
+                yield rows_before + number, row
             rows_before += number
 
     def _text(self, path: Path) -> Iterator[NumberedRow]:
@@ -120,8 +117,8 @@ class GivenCorpus:
             digest.update(json.dumps([passage.id, passage.contents]).encode() + b"\n")
         return digest.hexdigest()
 
-    def rows(self, start: int = 0) -> Iterator[NumberedRow]:
-        for number, passage in enumerate(self.passages[start:], start + 1):
+    def rows(self) -> Iterator[NumberedRow]:
+        for number, passage in enumerate(self.passages, 1):
             yield number, {"id": passage.id, "contents": passage.contents}
 
 
@@ -254,17 +251,9 @@ def passages_plan(source: CorpusSource, rules: PassagesConfig) -> Plan:
 
 
 def build_passages(
-    index: IndexFolder,
-    source: CorpusSource,
-    rules: PassagesConfig,
-    *,
-    progress: BuildProgress,
-    checkpoint_rows: int = _CHECKPOINT_ROWS,
+    index: IndexFolder, source: CorpusSource, rules: PassagesConfig, *, progress: BuildProgress
 ) -> Manifest:
     """Build the part `passages` if it is missing or damaged. The caller holds the lock of the index.
-
-    A killed build resumes after the last checkpoint, of which there is one every `checkpoint_rows` rows.
-    The result does not depend on them.
 
     Raises:
         DataError: the corpus cannot be read or has no passages; under strict rules, it has unusable rows.
@@ -273,14 +262,12 @@ def build_passages(
     if manifest := index.sound(plan):
         return manifest
     draft = Draft(index, plan)
-    with naming(draft.folder), closing(_Writer(draft)) as writer:
-        progress.start("passages", total=source.total, unit="rows", done=writer.row)
-        for number, row in source.rows(writer.row):
+    with contextlib.ExitStack() as opened:
+        writer = _Writer({name: opened.enter_context(draft.writing(name)) for name in (PASSAGES, OFFSETS, SET_ASIDE)})
+        progress.start("passages", total=source.total, unit="rows")
+        for number, row in source.rows():
             writer.add(number, row, rules)
             progress.advance()
-            if number % checkpoint_rows == 0:
-                writer.save()
-        writer.save()
     problems = RowProblems(source.name)
     for line in (draft.folder / SET_ASIDE).read_bytes().splitlines() if rules.strict else ():
         row = json.loads(line)
@@ -295,30 +282,14 @@ def build_passages(
 
 
 class _Writer:
-    """The growing files of the part. A build that resumes truncates them to the last checkpoint."""
+    """Writes the files of the part, row after row, and counts."""
 
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-        state: dict[str, Any] = {"row": 0, "passages": 0, "set_aside": {}, "sizes": {}}
-        if draft.holds(_CHECKPOINT, scratch=True):
-            state |= json.loads((draft.scratch / _CHECKPOINT).read_bytes())
-        self.row, self.passages = state["row"], state["passages"]
-        self.set_aside = Counter[str](state["set_aside"])  # rows by problem
-        self._files: dict[str, IO[bytes]] = {}
-        for name in (PASSAGES, OFFSETS, SET_ASIDE, _IDS):
-            path = (draft.scratch if name == _IDS else draft.folder) / name
-            file = self._files[name] = path.open("r+b" if path.exists() else "w+b")
-            # What follows the checkpoint may be incomplete.
-            file.truncate(state["sizes"].get(name, 0))
-            file.seek(0, os.SEEK_END)
-        self._end = self._files[PASSAGES].tell()
-        if not self._files[OFFSETS].tell():
-            self._files[OFFSETS].write(bytes(8))
-        self._ids = _Ids(np.fromfile(draft.scratch / _IDS, dtype=np.uint64))
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+    def __init__(self, files: Mapping[str, IO[bytes]]) -> None:
+        self._files = files
+        self.row = self.passages = self._end = 0
+        self.set_aside = Counter[str]()  # rows by problem
+        self._ids = _Ids()
+        files[OFFSETS].write(bytes(8))
 
     def add(self, number: int, row: Any, rules: PassagesConfig) -> None:
         """Write the passages of a row, or set it aside."""
@@ -338,23 +309,12 @@ class _Writer:
         for piece_number, piece in enumerate(pieces[1:], 2):
             self._write(f"{row_id}#{piece_number}", piece)
 
-    def save(self) -> None:
-        """Write a checkpoint, from which a killed build resumes."""
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-        sizes = {name: file.tell() for name, file in self._files.items()}
-        state = {"row": self.row, "passages": self.passages, "set_aside": self.set_aside, "sizes": sizes}
-        with self._draft.writing(_CHECKPOINT, scratch=True) as file:
-            file.write(json.dumps(state).encode())
-
     def _write(self, passage_id: str, contents: str) -> bool:
         """Write a passage, or set it aside if its id came before; return whether it was written."""
         digest = hashlib.blake2b(passage_id.encode(), digest_size=8).digest()
         if not self._ids.add(int.from_bytes(digest, "little")):
             self._set_aside(passage_id, _DUPLICATE)
             return False
-        self._files[_IDS].write(digest)
         line = _as_json({"id": passage_id, "contents": contents}).encode() + b"\n"
         self._end += self._files[PASSAGES].write(line)
         self._files[OFFSETS].write(self._end.to_bytes(8, "little"))
@@ -375,8 +335,8 @@ class _Ids:
     in 80,000. The later passage would then be set aside.
     """
 
-    def __init__(self, hashes: NDArray[np.uint64]) -> None:
-        self._sorted = np.sort(hashes)
+    def __init__(self) -> None:
+        self._sorted: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
         self._recent: set[int] = set()
 
     def add(self, hash_: int) -> bool:

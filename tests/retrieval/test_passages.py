@@ -85,7 +85,7 @@ def test_strict_rules_refuse_them_in_one_line_however_often(tmp_path: Path) -> N
     corpus = write(tmp_path / "c.jsonl", BAD)
     for _ in range(2):
         with pytest.raises(DataError) as caught:
-            build(tmp_path / "i", corpus, STRICT, checkpoint_rows=1)
+            build(tmp_path / "i", corpus, STRICT)
         message = str(caught.value)
         assert "contents missing or empty in 2 rows (2, 5)" in message
         assert "id missing or empty in 1 row (3)" in message
@@ -134,7 +134,7 @@ def test_splitting_loses_no_character_of_a_word_and_bounds_texts_without_blanks(
 
 
 class Deadly:
-    """A corpus that kills its process at one row, unless reading begins behind it."""
+    """A corpus that kills its process at one row."""
 
     def __init__(self, inner: CorpusSource, row: int) -> None:
         self.inner = inner
@@ -143,8 +143,8 @@ class Deadly:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def rows(self, start: int = 0) -> Iterator[tuple[int, Any]]:
-        for number, row in self.inner.rows(start):
+    def rows(self) -> Iterator[tuple[int, Any]]:
+        for number, row in self.inner.rows():
             if number == self.row:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield number, row
@@ -154,10 +154,10 @@ def build_until_killed(folder: Path, corpus: Path, row: int) -> None:
     source: Any = Deadly(open_corpus(str(corpus)), row)
     index = IndexFolder(folder)
     with index.locked():
-        build_passages(index, source, PassagesConfig(max_words=20), progress=Silent(), checkpoint_rows=1000)
+        build_passages(index, source, PassagesConfig(max_words=20), progress=Silent())
 
 
-def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_build_that_was_killed_gives_the_same_bytes_when_it_is_run_again(tmp_path: Path) -> None:
     draw = random.Random(1)
     rows: list[Any] = [{"id": draw.randrange(9000), "contents": "word " * draw.randrange(60)} for _ in range(9000)]
     corpus = write(tmp_path / "c.jsonl", rows)
