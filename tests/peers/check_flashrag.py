@@ -64,9 +64,10 @@ class Replies:
         for prompt in [prompts] if isinstance(prompts, str) else prompts:
             question = next(name for name in self.replies if prompt == name or f"Question: {name}\n" in prompt)
             reply = next(self.replies[question], None)
-            # A stop string is no part of a text there.
+            # A text ends before its stop string there.
             text = reply.text.strip().partition("Intermediate answer:\n")[0] if reply else ""
-            texts.append(text.removesuffix("Intermediate answer:").removesuffix(self.stop))
+            text = text.removesuffix("Intermediate answer:")
+            texts.append(text.partition(self.stop)[0] if self.stop else text)
             scores.append([math.exp(logprob) for logprob in (reply and reply.logprobs) or ()])
         return (texts, scores) if return_scores else texts
 
