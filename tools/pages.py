@@ -35,13 +35,9 @@ CODE = {
     "faults.md": ("tests/faults", "reasonrag"),
     "*": _ONLINE,  # GRPO's pages
 }
-_DEMO = ("reasonrag.md", "hiprag.md", "search-p1.md", "when-to-search.md")
 # What changed numbers of pages under unchanged commands: when, on which pages, and the change.
 CHANGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("2026-11-22 13:23", _DEMO, "`a8828261` redrew all samples of models in this process"),
     ("2026-11-24 04:10", ("real-model.md",), "`d1792e2c` trains and compares other policies on other questions"),
-    ("2026-11-24 04:21", ("reasonrag.md",), "`a5da0390` keeps the policy that is best on held-out rows"),
-    ("2026-11-24 09:10", ("*hiprag.md",), "`2f304d68` took the bonus from searches that conclude nothing"),
     ("2026-11-28 01:33", ("real-model.md",), "`0ec2926b` gave the extractive reader fewer rules"),
     ("2026-11-28 05:52", ("real-model.md",), "`12f67bb0` begins with another policy"),
 )
