@@ -3,9 +3,10 @@
     python -m benchmarks gpu [--questions 100] [--iterations 16] [--turns 5]
     python -m benchmarks.gpu --tiny    # all of it at a tiny size on a CPU, which says nothing but that it works
 
-The policy has about 250 M random weights, in vLLM where it is installed, else in transformers. Random weights write
-nothing that can be parsed: the engine gets the real prompts, writes as many tokens as a policy would (lognormal, median
-60), and the search reads a stub's words instead. Then the same requests are sent again, all at once, to an engine with
+The policy is `--model`, or has about 250 M random weights and a byte-level tokenizer of 8,192 tokens; it runs in vLLM
+where that is installed, else in transformers. It is not asked to write what can be parsed: the engine gets the real
+prompts, writes as many tokens as a policy would (lognormal, median 60), and the search reads a stub's words instead.
+Prompts that differ have to differ as tokens, too. Then the same requests are sent again, all at once, to an engine with
 an empty prefix cache: the search cannot be quicker than that. Both take turns. Training steps are those of
 `benchmarks/training.py`, with a model of about 470 M weights and a vocabulary of 262,144 tokens. Below 9 minutes.
 """
@@ -32,6 +33,7 @@ from reasonrag.core.config import ModelConfig, load_config
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import Completion, Prompt, Question
 from reasonrag.formats import ReasonRAGFormat
+from reasonrag.formats.base import PromptSet
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.mcts.search import TreeSearch
 from reasonrag.pipeline.work import Count, Progress, work_through
@@ -92,24 +94,43 @@ class OnGPU(training.Bench):
         return float(torch.cuda.max_memory_allocated() - before)
 
 
-def write_policy(folder: Path, *, layers: int, width: int, vocabulary: int = 0, inner: int = 0) -> str:
-    """Write a policy with random weights and the demo world's tokenizer and chat template."""
+def write_policy(folder: Path, *, layers: int, width: int) -> str:
+    """Write a policy with random weights, a byte-level tokenizer, and the demo world's chat template."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+    from reasonrag.demo.world import demo_corpus
     from reasonrag.training.model import model_path
 
+    demo = AutoTokenizer.from_pretrained(model_path("demo"))
+    pieces = ByteLevelBPETokenizer()
+    prompts = (path.read_text(encoding="utf-8") for path in PromptSet.find().folder.rglob("*.txt"))
+    texts = [*prompts, *(passage.contents for passage in demo_corpus(0)), stub.reply((), 0)]
+    pieces.train_from_iterator(texts, vocab_size=8192, show_progress=False, special_tokens=demo.all_special_tokens)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces._tokenizer, **demo.special_tokens_map)
+    tokenizer.chat_template = demo.chat_template
     torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(model_path("demo"))
     shape = AutoConfig.for_model(
-        "qwen2", vocab_size=vocabulary or len(tokenizer), hidden_size=width, intermediate_size=inner or 4 * width,
-        num_hidden_layers=layers, num_attention_heads=width // 64, max_position_embeddings=16_384,
-        num_key_value_heads=2 if inner else max(width // 128, 1), tie_word_embeddings=bool(inner),
+        "qwen2", vocab_size=8192, hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
+        num_attention_heads=width // 64, num_key_value_heads=max(width // 128, 1), max_position_embeddings=16_384,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+        tie_word_embeddings=False,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def prompt_lengths(path: str, asked: list[Asked]) -> list[int]:
+    """Return the tokens of each prompt; end if two that differ are the same tokens."""
+    from reasonrag.llm.chat_template import ChatTemplate
+
+    chat = ChatTemplate.load(path)
+    ids = {repr((prompt.messages, prompt.prefix)): chat.token_ids(prompt) for prompt, _ in asked}
+    if len(set(ids.values())) < len(ids):
+        sys.exit(f"{path}: {len(ids)} different prompts are {len(set(ids.values()))} as tokens; take another --model")
+    return [len(ids[repr((prompt.messages, prompt.prefix))]) for prompt, _ in asked]
 
 
 def open_engine(path: str) -> tuple[LLM, str]:
@@ -155,7 +176,9 @@ async def replay(engine: Any, asked: list[Asked]) -> float:
     return time.perf_counter() - started
 
 
-async def engine_figures(table: Table, engine: Any, name: str, questions: int, iterations: int, rounds: int) -> None:
+async def engine_figures(
+    table: Table, engine: Any, name: str, path: str, questions: int, iterations: int, rounds: int
+) -> None:
     asked = stub.questions(questions)
     ratios: list[float] = []
     await explore(engine, asked[: max(questions // 10, 1)], iterations)  # warms up
@@ -173,8 +196,10 @@ async def engine_figures(table: Table, engine: Any, name: str, questions: int, i
     table.row(f"{name}: prompt tokens from the prefix cache", hits, "of all")
     texts = sorted(json.dumps([[m.content for m in p.messages], p.prefix]) for p, _ in played.asked)
     table.row(f"{name}: what a cache that forgets nothing could serve", shared(texts), "of all characters")
+    lengths = prompt_lengths(path, played.asked)
     table.note(
-        f"{questions} questions, {iterations} iterations: {len(played.asked):,} requests a round, {rounds} rounds"
+        f"{questions} questions, {iterations} iterations: {len(played.asked):,} requests a round, {len(set(texts)):,} "
+        f"different prompts, {sum(lengths) / len(lengths):.0f} tokens a prompt; {rounds} rounds"
     )
 
 
@@ -206,6 +231,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=16, help="of a tree")
     parser.add_argument("--rounds", type=int, default=2, help="of the search and of the replay")
     parser.add_argument("--turns", type=int, default=5, help="training steps of each trainer")
+    parser.add_argument("--model", help="folder of the policy, instead of random weights")
     parser.add_argument("--tiny", action="store_true", help="a tiny size, on a CPU")
     given = parser.parse_args()
     if not given.tiny and not torch.cuda.is_available():
@@ -218,11 +244,12 @@ def main() -> None:
             given.questions, given.iterations, given.rounds, given.turns = 2, 2, 1, 1
         train_figures(table, folder, given.turns, given.tiny)
         shape = {"layers": 2, "width": 64} if given.tiny else {"layers": 16, "width": 1024}
-        engine, name = open_engine(write_policy(Path(folder, "policy"), **shape))
+        path = given.model or write_policy(Path(folder, "policy"), **shape)
+        engine, name = open_engine(path)
         questions = given.questions or (100 if name == "vLLM" else 2)
 
         async def measure() -> None:
-            await engine_figures(table, engine, name, questions, given.iterations, given.rounds)
+            await engine_figures(table, engine, name, path, questions, given.iterations, given.rounds)
             await engine.aclose()
 
         asyncio.run(measure())
