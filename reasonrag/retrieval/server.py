@@ -49,7 +49,7 @@ class RetrieveRequest(BaseModel):
     """
 
     queries: Annotated[list[str], BeforeValidator(_listed), Field(validation_alias=AliasChoices("queries", "query"))]
-    topk: Annotated[int, Field(ge=0, le=MAX_TOP_K)] | None = None
+    topk: Annotated[int, Field(strict=True, ge=0, le=MAX_TOP_K)] | None = None
     return_scores: bool = False
 
 

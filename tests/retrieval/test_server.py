@@ -137,6 +137,7 @@ def test_one_query_may_stand_alone_as_skyrl_asks(port: int, name: str) -> None:
         ({"topk": 1}, 422, "queries"),
         ({"queries": ["a", 7]}, 422, "queries: 1"),
         ({"queries": ["a"], "topk": -1}, 422, "topk"),
+        ({"queries": ["a"], "topk": True}, 422, "topk"),
         ({"queries": ["a"], "topk": 1001}, 422, "topk"),
         ({"queries": ["a"], "return_scores": "perhaps"}, 422, "return_scores"),
         ({"queries": ["a"] * 101, "topk": 1000}, 413, "at most 100000 passages"),
