@@ -9,7 +9,8 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.event_loop import draining
 from reasonrag.core.text import duration, one_line, printable
 
@@ -55,6 +57,44 @@ def log_plainly() -> None:
         processors=[structlog.processors.add_log_level, _plain_event, structlog.dev.ConsoleRenderer(colors=False)],
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
     )
+
+
+def open_tracker(name: str | None) -> Callable[[Path, Mapping[str, Any]], None]:
+    """Return a function that sends the numbers of a tree, such as `{"pairs": {"train": 9}}`, to a tracker.
+
+    It gets the folder of the run; one that writes files has them in its `tracked`. Without a name, nothing is sent.
+
+    Raises:
+        ConfigError: accelerate does not know the tracker, or its package is not installed.
+    """
+    if name is None:
+        return lambda out, numbers: None
+    try:
+        from accelerate import Accelerator
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+    except ImportError:
+        raise ConfigError("--report-to needs the package accelerate: pip install 'reasonrag[train]'") from None
+    if name not in LOGGER_TYPE_TO_CLASS:
+        raise ConfigError(f"--report-to {name} is no tracker; those are {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
+    if name not in map(str, get_available_trackers()):
+        raise ConfigError(f"--report-to {name}: its package is not installed; add it with pip install {name}")
+
+    def send(out: Path, numbers: Mapping[str, Any]) -> None:
+        accelerator = Accelerator(cpu=True, log_with=name, project_dir=out / "tracked")
+        accelerator.init_trackers("reasonrag", init_kwargs={"wandb": {"name": out.name}})
+        accelerator.log(dict(_leaves(numbers)), step=0)
+        accelerator.end_training()
+
+    return send
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a tree of names, by path."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            yield prefix + name, float(value)
 
 
 def _plain_event(logger: Any, method: str, event: Any) -> Any:

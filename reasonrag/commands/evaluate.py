@@ -125,7 +125,7 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
 
     If the evaluation is killed or stopped, the same command resumes it.
     """
-    from reasonrag.commands.console import log_plainly
+    from reasonrag.commands.console import log_plainly, open_tracker
     from reasonrag.storage.files import require_json
     from reasonrag.storage.folder import finished, mark_finished
 
@@ -145,15 +145,16 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
         sys.exit(_print(require_json(out / "metrics.json"), out))
     from reasonrag.evaluation.run import Evaluation
 
-    exit_code = _run(partial(Evaluation, configs, out, **compared))
+    track = open_tracker(next(iter(configs.values())).run.report_to)
+    exit_code = _run(partial(Evaluation, configs, out, **compared), track)
     # The same command tries failed questions and verdicts again.
     if not exit_code and '"failed": {\n' not in (out / "metrics.json").read_text("utf-8"):
         mark_finished(out, *command)
     sys.exit(exit_code)
 
 
-def _run(evaluation_of: Callable[[], Evaluation]) -> int:
-    """Run the evaluation and print its results; return the exit code."""
+def _run(evaluation_of: Callable[[], Evaluation], track: Callable[[Path, Mapping[str, Any]], None]) -> int:
+    """Run the evaluation, print its results and `track` them; return the exit code."""
     from reasonrag.commands.console import Stop, error_console
 
     stop = Stop(error_console())
@@ -162,6 +163,7 @@ def _run(evaluation_of: Callable[[], Evaluation]) -> int:
         results = evaluation.run(lambda work: stop.show(work.progress, work.drain))
     except Interrupted:
         return stop.print_resume_hint()
+    track(evaluation.out, results["policies"])
     return _print(results, evaluation.out)
 
 

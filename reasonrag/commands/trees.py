@@ -67,7 +67,7 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
 
     If the run is killed or stopped, the same command resumes it.
     """
-    from reasonrag.commands.console import Stop, error_console, log_plainly
+    from reasonrag.commands.console import Stop, error_console, log_plainly, open_tracker
     from reasonrag.core.config import load_config
     from reasonrag.core.settings import dump
     from reasonrag.storage.files import require_json
@@ -86,7 +86,7 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
     if dry_run:
         click.echo(printable(dump(config) + "\n" + estimate(config)))
         return
-    stop = Stop(error_console())
+    stop, track = Stop(error_console()), open_tracker(config.run.report_to)
     # A server knows its model, and whether it is vLLM; both are part of what is written into the folder.
     served = as_served(config, out)
     parts = open_parts(served)
@@ -103,6 +103,7 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
     # The last shard to finish puts the run together, and then prints the numbers of all shards.
     is_whole = shard == WHOLE or "shards" in summary
     _print_summary(summary, (out if is_whole else shard.folder(out)) / "pairs")
+    track(out, {name: summary[name] for name in ("questions", "trees", "pairs", "calls", "seconds")})
     if not is_whole:
         print(f"shard {shard} is built; {out} is put together when all are")
     questions = summary["questions"]

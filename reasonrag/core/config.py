@@ -339,6 +339,9 @@ class RunConfig(StallConfig):
     )
     max_unreadable: float = execution(0.9, UNREADABLE, "--max-unreadable", ge=0, le=1)
     wait_s: float = execution(0.0, "seconds to wait at startup for servers that are still loading", "--wait", ge=0)
+    report_to: str | None = execution(
+        None, "tracker that gets the numbers at the end, for example tensorboard, wandb or mlflow", "--report-to"
+    )
 
 
 class Config(Section):
