@@ -55,6 +55,9 @@ class Conversations:
         self._asked: dict[str, str] = {}  # by a hash of the messages of a request
         self._calls: dict[str, int] = {}
 
+    def __str__(self) -> str:
+        return f"{sum(self._calls.values())} calls of {len(self._calls)} conversations are kept"
+
     def add(self, request: Sequence[Message], reply: Message, name: str | None = None) -> tuple[str, int]:
         """Return the name of the conversation of a call, and how many calls of it came before this one."""
         digest, hashes = hashlib.sha256(), []
@@ -214,14 +217,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--upstream", required=True, metavar="URL", help="base URL of the model's server")
     parser.add_argument("--out", required=True, type=Path, help="folder of calls.jsonl; the same command adds to it")
-    parser.add_argument("--port", type=int, default=8020)
+    parser.add_argument("--port", type=int, default=8020, help="where the agent finds it, on 127.0.0.1 (default: 8020)")
     given = parser.parse_args()
     try:
         given.out.mkdir(parents=True, exist_ok=True)
         with lock(given.out / ".lock"):  # a second recorder would cut off the line that this one is writing
-            web.run_app(Recorder(given.upstream, given.out).app(), host="127.0.0.1", port=given.port)
+            recorder = Recorder(given.upstream, given.out)
+            print(f"recording http://127.0.0.1:{given.port}/v1 into {recorder.file}; Ctrl-C ends it", flush=True)
+            try:
+                web.run_app(recorder.app(), host="127.0.0.1", port=given.port, print=None)
+            finally:
+                print(recorder.conversations)
     except InputError as error:
         parser.error(str(error))
+    except OSError as error:
+        parser.error(f"cannot record on port {given.port} into {given.out} ({error.strerror}); choose another")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ It runs in the demo world. For questions of yours leave the preset out, name `qu
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -36,5 +36,7 @@ def main(out: Path, questions: int = 60, max_steps: int = -1) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for difference in main(Path(sys.argv[1]))["differences"]:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("out", type=Path, help="folder of the trees, the policy and the evaluation")
+    for difference in main(parser.parse_args().out)["differences"]:
         print("dpo - base: {metric} {mean:+.3f} [{low:+.3f}, {high:+.3f}], {n} questions".format(**difference))

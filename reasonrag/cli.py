@@ -60,6 +60,11 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(f"reasonrag.commands.{module}"), function)
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take --quiet behind the command, too."""
+        quiet = [word for word in args if word == "--quiet"]
+        return super().parse_args(ctx, [*quiet[:1], *(word for word in args if word != "--quiet")])
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])

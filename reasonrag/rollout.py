@@ -107,8 +107,9 @@ class FirstSteps:
         if self.cut > unreadable / 2:
             message += f"; {self.cut} were cut off: let it write more ({self.longer}, in a new folder)"
         return (
-            f"{message}; if it does not know the format: take an instruct model, give a trained one the --format and "
-            "--prompts of its training, or train this one on demonstrations first (sft train --examples trajectories)"
+            f"{message}; if it does not know the format: take an instruct model, try --open-tags, give a trained one "
+            "the --format and --prompts of its training, or train this one on demonstrations first (sft train "
+            "--examples trajectories)"
         )
 
 

@@ -74,5 +74,6 @@ def improve(out: Path, train: str, dry_run: bool, **given: Any) -> None:
             stop.number = stop.number or stopped.number
             sys.exit(stop.print_resume_hint())
         mark_finished(out, *command)
-    print((out / "improve.md").read_text(encoding="utf-8"))
+    page = (out / "improve.md").read_text(encoding="utf-8").splitlines()
+    print("\n".join(line for line in page if not line.startswith(("#", "!"))).strip())
     print(f"best policy: {out / summary['policy'] if summary['best'] else summary['policy']}")

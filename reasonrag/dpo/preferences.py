@@ -226,10 +226,9 @@ def _read_folder(path: Path) -> Preferences:
 def _of_splits(source: str, rows_by_split: Mapping[str, list[CheckedRow]], card: PolicyCard | None) -> Preferences:
     if not rows_by_split.get("train"):
         names = ", ".join(quoted(split) for split, rows in rows_by_split.items() if rows)
-        raise DataError(
-            f"{source}: no pairs to train on in a split train, but in {names or 'none'}; build trees of more "
-            "questions, lower pairs.min_margin, or save the split that you want as Parquet and give that file"
-        )
+        elsewhere = f": the split train has none, {names} has; save the one that you want as Parquet and give that file"
+        few = "; build trees of more questions, or lower --min-margin"
+        raise DataError(f"{source}: no pairs to train on{elsewhere if names else few}")
     held_out = next((split for split in _HELD_OUT if split in rows_by_split), "")
     return Preferences(rows_by_split["train"], rows_by_split.get(held_out, []), card)
 

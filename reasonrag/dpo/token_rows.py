@@ -355,11 +355,12 @@ def fit(
         if share <= settings.max_dropped and (kept[split] or split == "test"):
             continue
         enough = math.ceil(share * 1000) / 1000  # rounded up, so that the advised share is enough
+        longer = "" if limit == context else "raise --max-length up to that context, or "
         advice = f"allow it with --max-dropped {enough:g}" if kept[split] else "nothing is left to train on"
         raise DataError(
             f"{settings.data}: {by_depth.total()} of {len(members)} {split} {noun} are longer than "
             f"{limit} tokens, the longest has {max(pair.tokens for pair in members)} (context of the model: "
-            f"{context or 'unknown'}), and nothing is ever cut: raise --max-length up to that context, or {advice}"
+            f"{context or 'unknown'}), and nothing is ever cut: {longer}{advice}"
         )
     counts = {split: len(members) for split, members in splits.items()}
     return kept, {"longest": longest, "max_length": limit, "pairs": counts, "left_out": left_out}

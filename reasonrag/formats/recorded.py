@@ -130,6 +130,7 @@ class RecordedFormat(ToolCallsFormat):
             raise DataError(
                 f"none of {len(conversations)} conversations can be branched: {reasons or 'the recording is empty'}"
             )
+        log.info(f"{len(self.questions)} of {len(questions)} questions have a conversation in the recording")
         if reasons:
             log.warning(f"of {len(conversations)} conversations, {reasons}: not branched")
 

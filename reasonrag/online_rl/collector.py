@@ -50,6 +50,7 @@ Result = TypeVar("Result")
 Metrics = Mapping[str, float | None]
 
 ANSWER_METRICS = ("em", "f1", "acc", "retrievals", "steps", "forced")
+_TOO_LONG = " (context_overflow: shorten prompts or passages, or use a model with a larger context)"
 WINDOW = 10  # batches that are averaged before they are compared, so that one bad batch is tolerated
 
 
@@ -283,8 +284,8 @@ class Collector:
             raise RunError(
                 f"{causes.total()} of {len(batch.samples)} trajectories of step {step + 1} have no reward "
                 f"({dict(causes)}), more than outage.max_unscored {most:g} allows; the state before that step is kept: "
-                "check the reward and its judge (context_overflow: shorten prompts or passages, or use a model with a "
-                "larger context), and run the same command again to resume"
+                f"check the reward and its judge{_TOO_LONG if causes['context_overflow'] else ''}, and run the same "
+                "command again to resume"
             )
 
 

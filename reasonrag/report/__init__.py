@@ -8,6 +8,7 @@ from reasonrag.core.errors import RunError
 from reasonrag.core.settings import refuse_links
 from reasonrag.report.attempt_pages import write_evaluation_pages, write_training_pages
 from reasonrag.report.run_pages import write_run_pages
+from reasonrag.storage.folder import what_holds
 
 # By the file that each kind of folder has once it is finished.
 _WRITERS = {
@@ -42,6 +43,5 @@ def write_report(path: Path, out: Path | None = None) -> Path:
             "for --out"
         ) from error
     raise RunError(
-        f"{path} has no {' or '.join(_WRITERS)}: it is not the folder of a run, a training run or an "
-        "evaluation, or its command has not finished"
+        f"{path} has no {' or '.join(_WRITERS)}, so it is no run, training run or evaluation: {what_holds(path)}"
     )

@@ -12,7 +12,6 @@ import json
 import mmap
 import random
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,31 +262,30 @@ def build_passages(
         return manifest
     draft = Draft(index, plan)
     with contextlib.ExitStack() as opened:
-        writer = _Writer({name: opened.enter_context(draft.writing(name)) for name in (PASSAGES, OFFSETS, SET_ASIDE)})
+        writer = _Writer(
+            source.name, {name: opened.enter_context(draft.writing(name)) for name in (PASSAGES, OFFSETS, SET_ASIDE)}
+        )
         progress.start("passages", total=source.total, unit="rows")
         for number, row in source.rows():
             writer.add(number, row, rules)
             progress.advance()
-    problems = RowProblems(source.name)
-    for line in (draft.folder / SET_ASIDE).read_bytes().splitlines() if rules.strict else ():
-        row = json.loads(line)
-        problems.add(row["reason"], row["row"], row["id"] if row["reason"] == _DUPLICATE else None)
-    problems.check(_UNUSABLE)
-    reasons = "; ".join(f"{reason}: {rows:,}" for reason, rows in sorted(writer.set_aside.items()))
+    if rules.strict:
+        writer.problems.check(_UNUSABLE)
+    set_aside = writer.problems.counts
+    reasons = "; ".join(f"{reason}: {rows:,}" for reason, rows in sorted(set_aside.items()))
     if not writer.passages:
         raise DataError(f"{source.name}: no passages in it" + (f" ({reasons}). {_UNUSABLE}" if reasons else ""))
     if reasons:
         progress.note(f"{writer.row:,} rows gave {writer.passages:,} passages. {reasons}; see {SET_ASIDE}")
-    return draft.finish({"rows": writer.row, "passages": writer.passages, **writer.set_aside})
+    return draft.finish({"rows": writer.row, "passages": writer.passages, **set_aside})
 
 
 class _Writer:
     """Writes the files of the part, row after row, and counts."""
 
-    def __init__(self, files: Mapping[str, IO[bytes]]) -> None:
-        self._files = files
+    def __init__(self, corpus: str, files: Mapping[str, IO[bytes]]) -> None:
+        self._files, self.problems = files, RowProblems(corpus)
         self.row = self.passages = self._end = 0
-        self.set_aside = Counter[str]()  # rows by problem
         self._ids = _Ids()
         files[OFFSETS].write(bytes(8))
 
@@ -325,7 +323,7 @@ class _Writer:
         shown = None if row_id is None else printable(one_line(valid_unicode(str(row_id))))[:200]
         line = _as_json({"row": self.row, "id": shown, "reason": reason}).encode() + b"\n"
         self._files[SET_ASIDE].write(line)
-        self.set_aside[reason] += 1
+        self.problems.add(reason, self.row, shown if reason == _DUPLICATE else None)
 
 
 class _Ids:

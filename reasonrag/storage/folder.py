@@ -403,6 +403,23 @@ class RunFolder(Folder):
         return [facts.get(f"shard {number}", {}) for number in range(facts.get("shards", 0))]
 
 
+# The summary that a command writes at the end, and what to do with its folder.
+_SUMMARIES = {
+    "metrics.json": "an evaluation; reasonrag report shows it, and report.md in it",
+    "training.json": "a training run; reasonrag report shows it",
+    "improve.json": "rounds of improve; read improve.md in it, or take the runs and policies in its folders",
+    "pairs.json": "a set of pairs; give the run that they are of",
+}
+
+
+def what_holds(path: Path) -> str:
+    """Describe a folder that is not what a command takes, as the end of a message."""
+    if not path.is_dir():
+        return "there is no such folder"
+    found = next((what for name, what in _SUMMARIES.items() if (path / name).is_file()), "")
+    return f"it is {found}" if found else "its command has not finished, or it is damaged; the same command finishes it"
+
+
 def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Config, dict[str, Any]]:
     """Return the configuration and the summary (`run.json`) of a finished run.
 
@@ -416,10 +433,7 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
     refuse_links(path)
     summary = read_json(path / "run.json")
     if summary is None:
-        raise RunError(
-            f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished, or it is "
-            "damaged; the same build-tree command finishes it"
-        )
+        raise RunError(f"{path} is no finished run of build-tree, with a readable run.json: {what_holds(path)}")
     saved = read_config(path, "the same build-tree command")
     return load_config(overrides={**saved, **(overrides or {})}), summary
 

@@ -449,18 +449,18 @@ class RowProblems:
         """Name the file or data set (`source`) for the message."""
         self.source = source
         self._rows: dict[str, list[str]] = {}  # the first few of each kind, as a message names no more
-        self._counts = Counter[str]()
+        self.counts = Counter[str]()
 
     def add(self, kind: str, row: int | str, value: object = None) -> None:
         """Note that a row, named or 1-based, has the problem `kind`; show `value` if it helps."""
-        self._counts[kind] += 1
-        if self._counts[kind] <= _NAMED_ROWS:
+        self.counts[kind] += 1
+        if self.counts[kind] <= _NAMED_ROWS:
             self._rows.setdefault(kind, []).append(str(row) if value is None else f"{row} {quoted(value)}")
 
     def lines(self) -> list[str]:
         """Return a line for each kind of problem: in how many rows, and the first few."""
         lines = []
-        for kind, count in self._counts.items():
+        for kind, count in self.counts.items():
             named = ", ".join(self._rows[kind]) + (", ..." if count > _NAMED_ROWS else "")
             lines.append(f"{kind} in {count} row{'s' * (count > 1)} ({named})")
         return lines

@@ -326,7 +326,7 @@ class TrainingRun(Generic[S]):
     def __init__(self, stage: str, settings: S, out: Path | None, *, log: Log = print) -> None:
         self.stage = stage
         self.settings = settings
-        self.out = out or RUNS  # without a name it is chosen once the data is known
+        self.out = RUNS if out is None else Path(out)  # without a name it is chosen once the data is known
         self.log = log
         self.model_files: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}

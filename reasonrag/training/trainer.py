@@ -40,7 +40,7 @@ from reasonrag.training.model import LENGTH
 ENOUGH_TOKENS = 1024
 WATCHED_ROWS = 64  # an evaluation between two steps reads so many held-out rows, evenly spread
 _MAY_FALL = 0.1  # of chosen log-probabilities: so many nats, and this share of where they started
-_SAME_LOSS = 0.01  # a held-out loss that is higher by this share counts as equal, and the later step is kept
+_SAME_LOSS = 0.01  # a held-out loss higher by this share, or by 1 / rows, counts as equal: the later step is kept
 _WORTH_TOKENS = 128  # a shorter prompt that rows share does not pay for a forward pass by itself
 _IGNORED_LABEL = -100
 _SKIPPED = "skipped"  # in the log: the step had no finite gradient, and changed nothing
@@ -168,7 +168,7 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
         """
         start, later = self._evaluations()
         unlikely, loss = min(_badness(start, entry) for entry in later)
-        enough = (unlikely, loss + _SAME_LOSS * abs(loss))
+        enough = (unlikely, loss + max(_SAME_LOSS, 1 / len(self.eval_dataset)) * abs(loss))
         return [entry for entry in later if _badness(start, entry) <= enough][-1]
 
     def why_best(self) -> str:
@@ -181,7 +181,8 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
                     f"the held-out chosen steps' log-probability fell too far below its start by step {entry['step']}: "
                     f"{kept}; a lower --learning-rate unlearns less"
                 )
-        return "" if best["step"] == steps else f"the held-out loss was lower, {best['eval_loss']:.4f}: {kept}"
+        rose = f"after step {best['step']} the held-out loss, {best['eval_loss']:.4f}, rose by more than chance"
+        return "" if best["step"] == steps else f"{rose}: {kept}"
 
     def _evaluations(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the log entry before the first step and those of later ones."""

@@ -224,7 +224,7 @@ def test_a_hub_data_set_cannot_say_what_is_not_a_policys_to_say(card, cached, ch
 
 def test_a_hub_data_set_that_cannot_be_used_is_refused(cached, chat):
     cached(train_prefs=[plain()], test=[plain()])
-    refused("someone/pairs@v1.0.0", chat, "no pairs to train on in a split train, but in 'test'")
+    refused("someone/pairs@v1.0.0", chat, "no pairs to train on: the split train has none, 'test' has")
     cached(train=[plain(1)], test=[plain(2), plain(rejected=[])])
     refused(
         "someone/pairs@v1.0.0",
@@ -272,14 +272,14 @@ def test_no_data_is_refused(chat):
 
 def test_a_run_that_is_not_finished_is_refused(tmp_path, chat):
     (tmp_path / "journal.sqlite").touch()
-    refused(tmp_path, chat, "build-tree has not finished", RunError)
+    refused(tmp_path, chat, "its command has not finished", RunError)
 
 
 def test_a_run_without_pairs_is_refused(tmp_path, chat):
     refused(
         make_run(tmp_path / "run", rewards=(0.5, 0.5)),
         chat,
-        "in a split train, but in none; build trees",
+        "no pairs to train on; build trees",
     )
 
 
@@ -310,7 +310,7 @@ def test_data_that_is_nowhere_is_refused(name, match, chat, tmp_path, monkeypatc
 def test_a_folder_without_pairs_is_refused(tmp_path, chat):
     refused(tmp_path, chat, "no run and no Parquet file in this folder")
     foreign(tmp_path / "test-1.parquet", plain())
-    refused(tmp_path, chat, "no pairs to train on in a split train, but in 'test'")
+    refused(tmp_path, chat, "no pairs to train on: the split train has none, 'test' has")
 
 
 def test_pairs_that_do_not_say_how_steps_ended_are_refused_where_they_are_ours(tmp_path, chat):
