@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -114,6 +114,8 @@ class Recorder:
             yield
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
+        if "Origin" in request.headers:  # an agent has none, and a page of any site could reach this address
+            raise web.HTTPForbidden(text="no web page may ask for a call")
         body = await request.read()
         named = _NAMED.fullmatch(request.raw_path)
         name, path = (unquote(named[1]), named[2]) if named else (None, request.raw_path)
@@ -136,10 +138,17 @@ class Recorder:
             response = web.StreamResponse(status=reply.status, headers={"Content-Type": reply.content_type})
             if "Retry-After" in reply.headers:
                 response.headers["Retry-After"] = reply.headers["Retry-After"]
-            await response.prepare(request)
-            async for piece in reply.content.iter_any():
-                raw += piece
-                await response.write(piece)
+            try:
+                await _to_agent(response.prepare(request))
+                async for piece in reply.content.iter_any():
+                    raw += piece
+                    if response.prepared:
+                        await _to_agent(response.write(piece))
+            except (aiohttp.ClientError, OSError) as error:
+                log.warning("the model's server broke off a reply, which is not kept", error=type(error).__name__)
+                if request.transport is not None:  # or the agent would take a part for the whole
+                    request.transport.abort()
+                return response
         if api is not None and reply.status == 200:
             self._save(api, body, bytes(raw), name)
         return response
@@ -190,13 +199,18 @@ class Recorder:
                 before = [row for row in read_calls(self.file.parent) if row["conversation"] == name] if number else []
                 rows += [*(row | {"conversation": other} for row in before), rows[0] | reply | {"conversation": other}]
             with self.file.open("a", encoding="utf-8") as file:
-                for row in rows:
-                    line = valid_unicode(json.dumps(row, ensure_ascii=False))
-                    file.write(f"{redact_data(line, 'a recorded call')}\n")
+                for row in redact_data(rows, "a recorded call"):
+                    file.write(f"{valid_unicode(json.dumps(row, ensure_ascii=False))}\n")
         except _UNREADABLE as error:
             log.warning("a call could not be read and is not kept", error=type(error).__name__)
         except OSError as error:
             log.error("a call could not be written and is lost", error=error.strerror)
+
+
+async def _to_agent(sending: Awaitable[object]) -> None:
+    """Send something to the agent. If it has gone, its call goes on: it is paid for, and kept."""
+    with contextlib.suppress(ConnectionError):
+        await sending
 
 
 def _end_last_line(file: Path) -> None:

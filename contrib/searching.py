@@ -19,6 +19,8 @@ from typing import Any
 import stamina
 
 from reasonrag import Config, ConfigError, Passage, RetrievalError
+from reasonrag.core.text import valid_unicode
+from reasonrag.core.types import as_finite
 
 Find = Callable[[str, int], Awaitable[Sequence[Passage]]]
 
@@ -106,9 +108,9 @@ def passages_of(documents: Iterable[tuple[Any, Any, Any]], config: Config) -> li
         if text is None and "text" not in names:  # as in the corpora of Search-R1: title, newline, text
             title, text = None, field(fields, "contents")
         if isinstance(text, str) and text.strip():
-            contents = f"{' '.join(str(title).split())}\n{text}" if title else text
+            contents = valid_unicode(f"{' '.join(str(title).split())}\n{text}" if title else text)
             text_id = hashlib.sha256(contents.encode(errors="replace")).hexdigest()[:16] if id_ is None else str(id_)
-            passages.append(Passage(text_id, contents, float(score or 0.0)))
+            passages.append(Passage(valid_unicode(text_id), contents, as_finite(score) or 0.0))
     if known_fields is not None and not passages:
         what = f"the documents have no text in {names.get('text', 'text')!r}; set retrieval.backend.text to one of"
         raise RetrievalError(what, quoting=known_fields, cause="unreadable")

@@ -60,7 +60,11 @@ def _open(name: str, config: Config, defaults: dict[str, Any]) -> QueryRetriever
             sessions.append(aiohttp.ClientSession(headers=headers))
         request = _filled(options["request"], {"{query}": query, "{top_k}": top_k})
         async with sessions[0].post(url, json=request, allow_redirects=False) as response:
-            body = await response.content.read(_MOST_BYTES)
+            body = bytearray()
+            async for piece in response.content.iter_any():
+                body += piece
+                if len(body) > _MOST_BYTES:
+                    raise RetrievalError(f"{name}: the reply is longer than {_MOST_BYTES} bytes", cause="unreadable")
             if response.status == 429 or response.status >= 500:
                 raise ConnectionError(f"HTTP {response.status}")
             if response.status != 200:
@@ -68,7 +72,7 @@ def _open(name: str, config: Config, defaults: dict[str, Any]) -> QueryRetriever
                 raise RetrievalError(f"{name} refuses: HTTP {response.status}", quoting=quoted, cause="refused")
         try:
             found = field(json.loads(body), options["results"])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RetrievalError(f"{name}: the reply is not JSON", cause="unreadable") from error
         if not isinstance(found, list):
             raise RetrievalError(f"{name}: the reply has no list at {options['results']!r}", cause="unreadable")

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.errors import ConfigError, check_limits
 from reasonrag.core.event_loop import draining
-from reasonrag.core.text import duration, one_line, printable
+from reasonrag.core.text import duration, excerpt, one_line, printable
 
 if TYPE_CHECKING:
     from reasonrag.pipeline.work import Progress
@@ -80,10 +80,14 @@ def open_tracker(name: str | None) -> Callable[[Path, Mapping[str, Any]], None]:
         raise ConfigError(f"--report-to {name}: its package is not installed; add it with pip install {name}")
 
     def send(out: Path, numbers: Mapping[str, Any]) -> None:
-        accelerator = Accelerator(cpu=True, log_with=name, project_dir=out / "tracked")
-        accelerator.init_trackers("reasonrag", init_kwargs={"wandb": {"name": out.name}})
-        accelerator.log(dict(_leaves(numbers)), step=0)
-        accelerator.end_training()
+        try:
+            accelerator = Accelerator(cpu=True, log_with=name, project_dir=out / "tracked")
+            accelerator.init_trackers("reasonrag", init_kwargs={"wandb": {"name": out.name}})
+            accelerator.log(dict(_leaves(numbers)), step=0)
+            accelerator.end_training()
+        except Exception as error:  # of a service, or a full disk: the run is whole without it
+            check_limits(error)
+            error_console().print(printable(f"{name} did not take the numbers: {excerpt(str(error))}"))
 
     return send
 

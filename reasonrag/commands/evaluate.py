@@ -23,7 +23,7 @@ from reasonrag.commands.options import (
     sources,
 )
 from reasonrag.core.errors import ConfigError, Interrupted
-from reasonrag.core.text import printable
+from reasonrag.core.text import printable, redact
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
@@ -208,6 +208,8 @@ def policy_configs(
         if match is None:
             raise ConfigError(f"--policy {text!r} is not of the form SPEC, NAME=SPEC or NAME=SPEC#MODEL")
         name = match["name"] or folder_name(match["model"] or match["spec"])
+        if redact(name) != name:
+            raise ConfigError("the name of a --policy looks like a secret, and stands in files; give it another one")
         if name in of_policy:
             raise ConfigError(f"two policies are called {name!r}; name them: --policy base=SPEC --policy dpo=SPEC")
         of_policy[name] = {"policy.spec": match["spec"]}

@@ -44,7 +44,7 @@ def improve(out: Path, train: str, dry_run: bool, **given: Any) -> None:
 
     If the run is killed or stopped, the same command resumes it.
     """
-    from reasonrag.commands.console import Stop, error_console, log_plainly
+    from reasonrag.commands.console import Stop, error_console, log_plainly, open_tracker
     from reasonrag.commands.train import print_line
     from reasonrag.core.config import load_config
     from reasonrag.core.settings import dump, gather, validate
@@ -67,12 +67,13 @@ def improve(out: Path, train: str, dry_run: bool, **given: Any) -> None:
         if dry_run:
             click.echo(printable(dump(improvement.settings) + "\n" + improvement.bound()))
             return
-        stop = Stop(error_console())
+        stop, track = Stop(error_console()), open_tracker(config.run.report_to)
         try:
             summary = improvement.run(lambda work: stop.show(work.progress, work.drain))
         except Interrupted as stopped:
             stop.number = stop.number or stopped.number
             sys.exit(stop.print_resume_hint())
+        track(out, {f"round {row['round']}": row for row in summary["rounds"]})
         mark_finished(out, *command)
     page = (out / "improve.md").read_text(encoding="utf-8").splitlines()
     print("\n".join(line for line in page if not line.startswith(("#", "!"))).strip())

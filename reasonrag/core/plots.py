@@ -7,7 +7,6 @@ user style applies. Labels are text, never mathematics: a `$` in a name stays a 
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ _STYLE = {
     "grid.alpha": 0.3,
     "text.parse_math": False,
 }
-_NOT_XML = re.compile("[\ufffe\uffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,5 +138,5 @@ def _draw_panel(axes: Axes, panel: Panel) -> tuple[float, float]:
 def _label(text: str) -> str:
     """Return a label on one line, without hidden characters and not too long."""
     # Matplotlib leaves out labels that start with "_".
-    line = _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(one_line(text))).lstrip("_")
+    line = printable(one_line(text)).lstrip("_")
     return line if len(line) <= _LONGEST_LABEL else f"{line[: _LONGEST_LABEL - 1]}…"

@@ -177,15 +177,16 @@ def quoted(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control and format characters (ANSI, OSC 8, U+202E) for a terminal; line ends stay.
+    """Replace control and format characters (ANSI, OSC 8, U+202E) for a terminal, and what XML refuses; line ends stay.
 
-    >>> printable("a\\x1b[31mb\\u202ec")
-    'a�[31mb�c'
+    >>> printable("a\\x1b[31mb\\u202ec\\ufffe")
+    'a�[31mb�c�'
     """
     shown = text.replace("\n", "").replace("\t", "")
     if shown.isprintable():  # true for most texts, and far faster than checking each character
         return text
-    hidden = {char for char in shown if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")}
+    categories = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+    hidden = {char for char in shown if unicodedata.category(char) in categories or char in "\ufffe\uffff"}
     return text.translate(dict.fromkeys(map(ord, hidden), "\N{REPLACEMENT CHARACTER}"))
 
 

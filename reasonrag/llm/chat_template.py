@@ -338,11 +338,14 @@ def chat_with_tools(messages: Sequence[Message], *, as_sent: bool = False) -> di
 
 
 def check_folder(path_or_name: str) -> None:
-    """Raise ConfigError if a name is plainly a path and does not exist, before the Hub is asked for it."""
+    """Raise ConfigError if a name is plainly a path and does not exist, before the Hub is asked, or holds a pipe."""
     path = named_path(path_or_name)
     looks_like_path = path.is_absolute() or path_or_name.startswith(("./", "../", "~")) or path_or_name.count("/") > 1
     if looks_like_path and not path.is_dir():
         raise ConfigError(f"there is no folder {path_or_name!r} to load a model from")
+    for file in path.iterdir() if path.is_dir() else ():
+        if file.exists() and not (file.is_file() or file.is_dir()):  # reading it would wait for ever
+            raise ConfigError(f"{file} is a pipe or a device, where a file of a model should be; delete it")
 
 
 @contextlib.contextmanager

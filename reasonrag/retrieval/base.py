@@ -291,5 +291,6 @@ class BatchedRetriever:
 
 def _without_secrets(passage: Passage) -> Passage:
     """Redact a passage before it is kept or used, so that a resumed run reads the same from the journal."""
-    contents = redact_data(passage.contents, "a passage")
-    return passage if contents is passage.contents else replace(passage, contents=contents)
+    id_, contents = redact_data((passage.id, passage.contents), "a passage")
+    is_same = id_ is passage.id and contents is passage.contents
+    return passage if is_same else replace(passage, id=id_, contents=contents)

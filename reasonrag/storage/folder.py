@@ -435,6 +435,9 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
     if summary is None:
         raise RunError(f"{path} is no finished run of build-tree, with a readable run.json: {what_holds(path)}")
     saved = read_config(path, "the same build-tree command")
+    folder = RunFolder(path, load_config(overrides=saved), summary.get("content") or {})
+    if changes := folder.changes(folder.identity, Config()):
+        raise RunError(f"{path}: config.yaml or run.json is that of another run ({changes}); copy the folder again")
     return load_config(overrides={**saved, **(overrides or {})}), summary
 
 

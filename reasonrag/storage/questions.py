@@ -249,8 +249,8 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
             # Golden answers are numbers or letters then, which no trajectory writes.
             problems.add("choices (write them into the question, and the right one as golden answer)", number)
         elif row_id is not None:
-            shown, answers, graded_by = redact_data((valid_unicode(text), answers, graded_by), "a question")
-            questions.append(Question(row_id, shown, answers, dataset, _metadata(row), *graded_by))
+            known = redact_data((row_id, valid_unicode(text), answers), "a question")
+            questions.append(Question(*known, dataset, _metadata(row), *redact_data(graded_by, "a question")))
     problems.check("Repair or remove these rows; ids have to differ as text (1 and '1' are the same).")
     if not questions:
         raise DataError(f"{problems.source}: no questions in it; give rows of id, question and golden_answers")

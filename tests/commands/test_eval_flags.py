@@ -47,6 +47,12 @@ def test_a_card_is_that_of_one_policy_or_of_all():
     assert {(config.policy.max_tokens, config.retrieval.top_k) for config in both} == {(48, 2)}
 
 
+def test_a_name_that_looks_like_a_secret_is_refused_and_not_shown():
+    with pytest.raises(ConfigError, match="looks like a secret") as caught:
+        configs("sk-proj-canaryCANARY1234567890abcdefghij=demo")
+    assert "canary" not in str(caught.value)
+
+
 def test_a_format_of_a_policy_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"--format is given for dpo, but the policies are base"):
         configs("base=http://h/v1#m", formats=("dpo=hiprag",))

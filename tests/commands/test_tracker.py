@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 
 import pytest
@@ -39,6 +40,17 @@ def test_the_numbers_at_the_end_are_sent_to_a_tracker(command, tmp_path):
     else:
         ((setting, found),) = require_json(out / "metrics.json", "")["policies"]["extractive"].items()
         assert sent[f"extractive/{setting}/f1/mean"] == pytest.approx(found["f1"]["mean"])
+
+
+def test_a_tracker_that_fails_costs_no_result(tmp_path):
+    command = ("build-tree", *DEMO, "--iterations", "2", "--out", tmp_path / "out")
+    assert product.run(*command).returncode == 0
+    shutil.rmtree(tmp_path / "out/tracked")
+    (tmp_path / "out/tracked").write_text("no folder")
+    (tmp_path / "out/.finished").unlink()
+    done = product.run(*command)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert "tensorboard did not take the numbers: " in done.stderr
 
 
 @pytest.mark.parametrize(

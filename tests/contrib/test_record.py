@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 import structlog
 from aiohttp import web
@@ -111,7 +112,8 @@ def test_calls_are_kept_by_conversation_whether_they_stream_or_not(tmp_path):
 def test_the_agent_gets_the_reply_and_the_key_goes_to_the_model_alone(tmp_path):
     async def play():
         async with recording(tmp_path) as (client, upstream):
-            body = {"messages": [{"role": "user", "content": f"my key is {KEY}"}], "stream": True}
+            said = f"my key is {KEY}, password:\t{KEY[8:]}"
+            body = {"messages": [{"role": "user", "content": said}], "stream": True}
             reply = await client.post(CHAT, json=body)
             assert reply.status == 200 and (await reply.text()).endswith("data: [DONE]\n\n")
             assert upstream.headers[0]["Authorization"] == f"Bearer {KEY}"
@@ -121,7 +123,49 @@ def test_the_agent_gets_the_reply_and_the_key_goes_to_the_model_alone(tmp_path):
 
     asyncio.run(play())
     (kept,) = (tmp_path / CALLS).read_text().splitlines()
-    assert KEY not in kept and "my key is ***" in kept
+    assert KEY[8:] not in kept and "my key is ***" in kept
+
+
+def test_a_call_is_kept_if_the_agent_has_gone_and_not_if_the_model_broke_off(tmp_path):
+    begun, asked = asyncio.Event(), []
+
+    async def slow(request):
+        asked.append(await request.json())
+        begun.set()
+        await asyncio.sleep(0.2)
+        if asked[-1]["messages"][-1]["content"] != "break off":
+            message = {"role": "assistant", "content": "Spielberg"}
+            return web.json_response({"choices": [{"message": message, "finish_reason": "stop"}]})
+        response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(b'{"choices": [')
+        request.transport.abort()
+        return response
+
+    async def play():
+        app = web.Application()
+        app.router.add_post(CHAT, slow)
+        async with TestServer(app) as server:
+            # As `web.run_app` serves it: TestServer would cancel a call with its client.
+            runner = web.AppRunner(Recorder(str(server.make_url("/v1")), tmp_path).app())
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            async with aiohttp.ClientSession("http://127.0.0.1:{1}".format(*runner.addresses[0])) as client:
+                call = asyncio.create_task(client.post(CHAT, json={"messages": [{"role": "user", "content": "Who?"}]}))
+                await begun.wait()
+                call.cancel()
+                while not (tmp_path / CALLS).exists():  # noqa: ASYNC110 -- the proxy is to write it, unasked
+                    await asyncio.sleep(0.01)
+                with pytest.raises((aiohttp.ClientError, OSError)):
+                    body = {"messages": [{"role": "user", "content": "break off"}]}
+                    await (await client.post(CHAT, json=body)).read()
+                assert (await client.post(CHAT, json={}, headers={"Origin": "http://evil.example"})).status == 403
+            await runner.cleanup()
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(asyncio.wait_for(play(), 30))
+    assert [call["message"]["content"] for call in read_calls(tmp_path)] == ["Spielberg"]
+    assert [log["log_level"] for log in logs] == ["warning"] and len(asked) == 2
 
 
 @pytest.mark.fault(

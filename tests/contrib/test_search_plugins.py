@@ -118,6 +118,33 @@ def test_web_search_is_repeated_when_it_fails_and_never_shows_the_key(monkeypatc
         found("web:open_serper", "jaws", url=server.url)
 
 
+def test_a_reply_in_pieces_is_read_to_its_end_and_odd_scores_and_texts_cost_no_question() -> None:
+    documents = [
+        {"id": "1\ud800", "contents": "x" * 200_000, "score": "high"},
+        {"id": "2", "contents": "b", "score": 2},
+    ]
+    body = json.dumps({"results": documents}).encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body[:40]))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(body[40:])
+        await writer.drain()
+        writer.close()
+
+    async def ask() -> list[tuple[Passage, ...]]:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/s"
+        async with server, aclosing(open_retriever(configuration("web:open_api", url=url), [])) as retriever:
+            return await retriever.search(["jaws"], 2)
+
+    ((first, second),) = asyncio.run(ask())
+    assert (first.id, len(first.contents), first.score) == ("1?", 200_000, 0.0)
+    assert second == Passage("2", "b", 2.0)
+
+
 def test_flashrags_server_answers_with_the_list_itself() -> None:
     with StubRetriever() as server:
         server.script = in_turn(reply([{"id": "7", "contents": "Jaws\nA film."}]))

@@ -102,9 +102,14 @@ def test_a_configuration_that_is_not_as_it_was_written(tmp_path: Path, figure: F
         file.write_bytes(harmed)
         with pytest.raises((RunError, ConfigError), match=r"config\.yaml"):
             read_run(folder)
+    run(tmp_path / "other", overrides={"search.iterations": 2}, questions=QUESTIONS[:2])
+    harms.append((tmp_path / "other/config.yaml").read_bytes())
+    file.write_bytes(harms[-1])
+    with pytest.raises(RunError, match=r"config\.yaml or run\.json is that of another run \(search\.iterations: "):
+        read_run(folder)
     (problem,) = verify(folder).problems
     figure(f"{len(harms)} of {len(harms)} refused, {len(sections)} of them cut between sections")
-    assert str(file) in problem and flipped != written and len(sections) > 5
+    assert "config.yaml" in problem and flipped != written and len(sections) > 5
     file.write_bytes(written.partition(b"\n")[2])  # without its checksum
     assert not verify(folder).problems and read_run(folder)[0].pairs.min_margin == 0.2
 
