@@ -255,7 +255,8 @@ def _by_cost(
             before, last = sum(spent[1:]), spent[0]
             looked = [entry for entry in summary["history"] if {"seconds", "eval_em"} <= entry.keys()]
             points = [(before + last * entry["seconds"] / summary["seconds"], entry["eval_em"]) for entry in looked]
-            ends = [(0.0, greedy[BASE]["all"]["em"]["mean"]), (before + last, greedy[name]["all"]["em"]["mean"])]
+            evaluated = [(x, greedy[one]) for x, one in ((0.0, BASE), (before + last, name)) if one in greedy]
+            ends = [(x, found["all"]["em"]["mean"]) for x, found in evaluated]
             curves.append(points or ends)
         means = [[fmean(values) for values in zip(*points, strict=True)] for points in zip(*curves, strict=False)]
         if all(math.isfinite(x) for x, _ in means):

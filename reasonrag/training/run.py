@@ -252,7 +252,7 @@ def require_enough(settings: TrainSettings, facts: Mapping[str, Any]) -> None:
         found = " of ".join(f"{count} {noun}" for noun, count in counts.items())
         raise DataError(
             f"{facts['source']}: {found} to train on; so few teach those questions and noise, and can cost more than "
-            "they bring: 101 pairs of 27 questions lost 8.4 F1 (docs/results/real-model.md). Take more questions, or "
+            "they bring: 101 pairs of 27 questions lost 8.4 F1 (docs/log.md). Take more questions, or "
             f"train on these with {' '.join(allowing)}"
         )
 
