@@ -36,11 +36,7 @@ CODE = {
     "*": _ONLINE,  # GRPO's pages
 }
 # What changed numbers of pages under unchanged commands: when, on which pages, and the change.
-CHANGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("2026-11-24 04:10", ("real-model.md",), "`d1792e2c` trains and compares other policies on other questions"),
-    ("2026-11-28 01:33", ("real-model.md",), "`0ec2926b` gave the extractive reader fewer rules"),
-    ("2026-11-28 05:52", ("real-model.md",), "`12f67bb0` begins with another policy"),
-)
+CHANGES: tuple[tuple[str, tuple[str, ...], str], ...] = ()
 
 _MADE = re.compile(
     r"commit `(?P<commit>[0-9a-f]{7,40})` of (?P<rest>\d{4}-\d\d-\d\d \d\d:\d\d(?: with changes)?)"
