@@ -36,7 +36,8 @@ CODE = {
     "*": _ONLINE,  # GRPO's pages
 }
 # What changed numbers of pages under unchanged commands: when, on which pages, and the change.
-CHANGES: tuple[tuple[str, tuple[str, ...], str], ...] = ()
+Changes = tuple[tuple[str, tuple[str, ...], str], ...]
+CHANGES: Changes = ()
 
 _MADE = re.compile(
     r"commit `(?P<commit>[0-9a-f]{7,40})` of (?P<rest>\d{4}-\d\d-\d\d \d\d:\d\d(?: with changes)?)"
@@ -53,7 +54,7 @@ def head(*folders: str) -> str:
     return f"{found} with changes" if found and _git("status", "--porcelain", "--", *folders) else found
 
 
-def made(recorded: str, page: str) -> str:
+def made(recorded: str, page: str, changes: Changes = CHANGES) -> str:
     """Return `commit X of DATE` as a page shows what `head` recorded, and what changed its numbers since.
 
     >>> made("51f2e755 of 2026-11-24 09:09", "faults.md")
@@ -63,21 +64,21 @@ def made(recorded: str, page: str) -> str:
         return "an unknown commit"
     commit, _, rest = recorded.partition(" ")
     date = rest.removeprefix("of ").removesuffix(" with changes")
-    later = [words for when, pages, words in CHANGES if when > date and any(fnmatch(page, one) for one in pages)]
+    later = [words for when, pages, words in changes if when > date and any(fnmatch(page, one) for one in pages)]
     since = f"; since then {' and '.join(later)}: numbers differ under today's code" if later else ""
     return f"commit `{commit}` {rest}{since}"
 
 
-def renewed(text: str, page: str) -> str:
+def renewed(text: str, page: str, changes: Changes = CHANGES) -> str:
     """Return the text of a page with its sentences as they are today."""
-    return _MADE.sub(lambda found: made(f"{found['commit']} of {found['rest']}", page), text)
+    return _MADE.sub(lambda found: made(f"{found['commit']} of {found['rest']}", page, changes), text)
 
 
-def problem(text: str, page: str) -> str:
+def problem(text: str, page: str, changes: Changes = CHANGES) -> str:
     """Return what is wrong with a page; empty if it names its commit and what changed since."""
     if not _MADE.search(text):
         return "names no commit"
-    return "" if renewed(text, page) == text else "does not name what changed its numbers since; run --write"
+    return "" if renewed(text, page, changes) == text else "does not name what changed its numbers since; run --write"
 
 
 def _later(commit: str, page: str) -> str:

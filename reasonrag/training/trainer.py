@@ -40,7 +40,8 @@ from reasonrag.training.model import LENGTH
 ENOUGH_TOKENS = 1024
 WATCHED_ROWS = 64  # an evaluation between two steps reads so many held-out rows, evenly spread
 _MAY_FALL = 0.1  # of chosen log-probabilities: so many nats, and this share of where they started
-_SAME_LOSS = 0.01  # a held-out loss higher by this share, or by 1 / rows, counts as equal: the later step is kept
+_SAME_LOSS = 0.01  # a held-out loss higher by this share, of few rows by 1 / rows, is equal: the later step is kept
+_FEW_ROWS = 30
 _WORTH_TOKENS = 128  # a shorter prompt that rows share does not pay for a forward pass by itself
 _IGNORED_LABEL = -100
 _SKIPPED = "skipped"  # in the log: the step had no finite gradient, and changed nothing
@@ -168,7 +169,8 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
         """
         start, later = self._evaluations()
         unlikely, loss = min(_badness(start, entry) for entry in later)
-        enough = (unlikely, loss + max(_SAME_LOSS, 1 / len(self.eval_dataset)) * abs(loss))
+        rows = len(self.eval_dataset)
+        enough = (unlikely, loss + (_SAME_LOSS if rows >= _FEW_ROWS else 1 / rows) * abs(loss))
         return [entry for entry in later if _badness(start, entry) <= enough][-1]
 
     def why_best(self) -> str:

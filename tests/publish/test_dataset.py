@@ -157,7 +157,7 @@ BAD = {
     "run.json holds what JSON cannot express": lambda run: edit_json(
         run / "run.json", lambda summary: summary.update(seed=float("nan"))
     ),
-    "has no readable run.json": lambda run: (run / "run.json").write_text("[]"),
+    "with a readable run.json": lambda run: (run / "run.json").write_text("[]"),
     "does not name the level of its pairs": lambda run: edit_json(
         run / "run.json", lambda summary: summary.update(pairs=3)
     ),

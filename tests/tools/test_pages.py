@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tools.pages import CHANGES, RESULTS, problem, renewed
+from tools.pages import RESULTS, problem, renewed
 
 PAGES = sorted(RESULTS.rglob("*.md"))
-WHEN, PATTERNS, WORDS = CHANGES[0]
-NAME = PATTERNS[0]
+NAME, WORDS = "rounds.md", "`12f67bb0` begins with another policy"
+CHANGES = (("2026-11-28 05:52", ("rounds.md", "*hiprag.md"), WORDS),)
 BEFORE, AFTER = (
     f"# A page\n\nMade by commit `0a78ebd2` of {date}.\n" for date in ("2026-01-01 00:00", "2999-01-01 00:00")
 )
@@ -22,13 +22,14 @@ def test_a_page_names_its_commit_and_what_changed_its_numbers_since(page: Path) 
 
 
 def test_a_page_older_than_a_change_needs_the_sentence_that_write_gives_it() -> None:
-    assert problem("# A page\n", NAME) == "names no commit"
-    assert "--write" in problem(BEFORE, NAME)
-    written = renewed(BEFORE, NAME)
+    assert problem("# A page\n", NAME, CHANGES) == "names no commit"
+    assert "--write" in problem(BEFORE, NAME, CHANGES)
+    written = renewed(BEFORE, NAME, CHANGES)
     assert WORDS in written and written.endswith(": numbers differ under today's code.\n")
-    assert problem(written, NAME) == "" and renewed(written, NAME) == written
-    assert problem(AFTER, NAME) == problem(BEFORE, "another.md") == ""
+    assert problem(written, NAME, CHANGES) == "" and renewed(written, NAME, CHANGES) == written
+    assert problem(AFTER, NAME, CHANGES) == problem(BEFORE, "another.md", CHANGES) == ""
 
 
 def test_a_page_made_again_loses_the_sentence() -> None:
-    assert renewed(renewed(BEFORE, NAME).replace("2026-01-01 00:00", "2999-01-01 00:00"), NAME) == AFTER
+    again = renewed(BEFORE, NAME, CHANGES).replace("2026-01-01 00:00", "2999-01-01 00:00")
+    assert renewed(again, NAME, CHANGES) == AFTER
