@@ -106,8 +106,8 @@ async def work_through(
             progress.causes[cause] += 1
             if progress.causes[cause] == 1:
                 message = "question set aside; others for this cause are counted"
-                place = place_of(error) if cause.startswith("bug:") else ""
-                bug = {"place": place} if place else {}
+                line = place_of(error) if cause.startswith("bug:") else ""
+                bug = {"place": line} if line else {}
                 log.warning(message, question=question.id, cause=cause, error=excerpt(str(error)), **bug)
             await failed(place, question, cause, error)
         else:
