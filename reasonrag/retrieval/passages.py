@@ -1,7 +1,7 @@
 """From a corpus (files, a folder, a data set on the Hub, a well-known name) to passages: one memory-mapped file.
 
-Rows are read one at a time, never all at once. A build that is killed here begins this part anew: Wikipedia's takes
-minutes, what is built over it hours.
+Rows are read one at a time, never all at once. A build that is killed here reads the corpus again from the start, which
+takes minutes for Wikipedia.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import CHAT_TEMPLATES
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.chat_template import ChatTemplate, check_folder
 from reasonrag.llm.local import end_token_ids
 from tests.llm.tiny import save_base_model, save_tiny_model
 
@@ -119,3 +121,9 @@ def test_the_end_of_a_turn_is_eos_where_the_template_shows_none(template, tmp_pa
     chat.tokenizer.eos_token = None
     with pytest.raises(ConfigError, match="no EOS token"):
         _ = ChatTemplate(chat.tokenizer).end_of_turn
+
+
+def test_a_pipe_in_a_models_folder_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"model\.safetensors is a pipe or a device"):
+        check_folder(str(tmp_path))

@@ -228,3 +228,24 @@ def test_a_batch_takes_more_queries_while_it_waits_for_its_turn() -> None:
 
     asyncio.run(ask())
     assert [len(queries) for queries, _ in inner.calls] == [1, 8, 1]
+
+
+def test_a_secret_in_the_id_of_a_passage_is_redacted_as_one_in_its_text():
+    class Signed:
+        fingerprint = "signed"
+
+        async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+            return [(Passage("https://x.example/o?access_token=Zq8vT3nL0pXw5RkB7yHd2Mfs", "Jaws"),) for _ in queries]
+
+        async def aclose(self) -> None:
+            pass
+
+    async def ask() -> list[tuple[Passage, ...]]:
+        batched = BatchedRetriever(Signed(), store=MemoryStore(1))
+        try:
+            return await batched.search(["jaws"], 1)
+        finally:
+            await batched.aclose()
+
+    ((passage,),) = asyncio.run(ask())
+    assert "Zq8vT3nL" not in passage.id and passage.id.endswith("***")
