@@ -29,7 +29,6 @@ from reasonrag.pipeline.build import Build
 from reasonrag.pipeline.parts import Parts
 from reasonrag.pipeline.tables import export_pairs, tree_rows
 from reasonrag.report import write_report
-from reasonrag.report.trees import stats
 from reasonrag.storage.folder import RunFolder, read_run
 from reasonrag.storage.parquet import Row, pack
 from reasonrag.storage.tables import tree_schema
@@ -46,7 +45,7 @@ def opened(count: int) -> tuple[Config, Parts]:
 def generate(folder: Path, first: int, last: int) -> None:
     """Store the trees of the questions from `first` to before `last` in the journal of the run."""
     config, given = opened(last)
-    schema = tree_schema()
+    schema = tree_schema(graded=False)
     with RunFolder.open(folder, config, given.content) as run:
         search = Build(config, given, run).search
 
@@ -97,10 +96,6 @@ def report(folder: Path, count: int) -> None:
     write_report(folder)
 
 
-def all_stats(folder: Path, count: int) -> None:
-    stats(folder)
-
-
 def measured(function: Callable[[Path, int], None], folder: Path, count: int) -> tuple[float, float]:
     """Return CPU seconds of the call and the peak of this process in MB."""
     started = time.process_time()
@@ -141,7 +136,7 @@ def main() -> None:
     table.show(given.json)
 
 
-COMMANDS = {"opening": opening, "export": export, "pairs": pairs, "stats": all_stats, "report": report}
+COMMANDS = {"opening": opening, "export": export, "pairs": pairs, "report": report}
 
 
 if __name__ == "__main__":

@@ -67,15 +67,16 @@ def show(run: Path, question: str | None, out: Path | None, as_json: bool, **giv
     """
     from reasonrag.commands.console import table_console
     from reasonrag.report import terminal
-    from reasonrag.report.trees import stats, tree_of
+    from reasonrag.report.trees import tree_of
     from reasonrag.storage.files import write_text
+    from reasonrag.storage.folder import read_run
 
     question = question and os.fsencode(question).decode(errors="replace")  # an ASCII locale leaves it as bytes
     of_tree = question is not None or out is not None or any(given.values())
     if as_json and not of_tree:
-        print(json.dumps(stats(run), indent=2, allow_nan=False))
+        print(json.dumps(read_run(run)[1], indent=2, allow_nan=False))
     elif not of_tree:
-        table_console().print(terminal.tables(stats(run)))
+        table_console().print(terminal.tables(read_run(run)[1]))
     elif out is None:
         table_console().print(terminal.drawing(tree_of(run, question), **given))
     else:

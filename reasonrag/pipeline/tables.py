@@ -6,7 +6,6 @@ reward or alpha needs no new search.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.config import Config
-from reasonrag.core.text import exact_match, token_f1
+from reasonrag.core.text import exact_match, excerpt, token_f1
 from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search, Shard, Step
 from reasonrag.dpo.pairs import (
     NODE_COLUMNS,
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
 _TREE_SHARD_ROWS = 20_000
 _PAIR_SHARD_ROWS = 50_000
 _SPLITS = ("train", "test")
+_PATH = ("parent_id", "action", "f1")
+_QUANTILES = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 
 
 def tree_rows(tree: Tree, format: Format, *, alpha: float, weighting: Weighting = "trajectories") -> list[Row]:
@@ -132,26 +133,40 @@ def export_trees(run: RunFolder, questions: Iterable[Question], *, graded: bool 
 
 def count_trees(run: Path) -> dict[str, Any]:
     """Return the counts of a run's node table for `run.json`."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    counts: dict[str, Counter[Any]] = {name: Counter() for name in ("action", "stop_reason", "f1", "em")}
-    malformed = Counter[str]()
+    names = ("action", "stop_reason", "f1", "em", "prompt_tokens", "completion_tokens")
+    counts: dict[str, Counter[Any]] = {name: Counter() for name in names}
+    malformed, datasets, rounds = Counter[str](), Counter[str](), Counter[int]()
+    examples: dict[str, str] = {}  # by reason, the first step that could not be read
+    searches: list[int] = []  # on the path to each node of the tree at hand, its own step included
     unvalued = without_ids = without_logprobs = 0
     outcomes = Counter[Any]()
-    columns = [*counts, "content", "visits", "valued", "token_ids", "logprobs", GRADE]
+    columns = [*counts, "dataset", "parent_id", "content", "text", "visits", "valued", "token_ids", "logprobs", GRADE]
     for path in shard_paths(run / "trees", "nodes"):
         for batch in read_batches(path, tree_schema(), columns=columns):
             for name, count in counts.items():
                 _add_values(count, batch.column(name))
             unreadable = batch.filter(pc.equal(batch.column("action"), "malformed"))
             _add_values(malformed, unreadable.column("content"))
+            for step in unreadable.select(["content", "text"]).to_pylist():
+                examples.setdefault(step["content"], excerpt(step["text"]))
             # Every iteration visits the root, which has no action: its counts are those of the tree.
             roots = batch.filter(pc.equal(batch.column("action"), ""))
+            _add_values(datasets, roots.column("dataset"))
             unvalued += pc.sum(pc.subtract(roots.column("visits"), roots.column("valued"))).as_py() or 0
             if GRADE in batch.schema.names:
                 _add_values(outcomes, pc.struct_field(batch.column(GRADE).drop_null(), "value"))
             without_ids += batch.column("token_ids").null_count - roots.num_rows
             without_logprobs += batch.column("logprobs").null_count - roots.num_rows
+            for parent, action, score in zip(*map(pa.Array.to_pylist, batch.select(_PATH).columns), strict=True):
+                searches = searches if parent >= 0 else []  # parents come before their children
+                searches.append((searches[parent] if searches else 0) + (action == "query"))
+                if score is not None:
+                    # Searches and the answer (Algorithm 1). The paper does
+                    # not define its iterations; they start at 1, too.
+                    rounds[searches[-1] + 1] += 1
     nodes = counts["action"].total()
     for count in counts.values():
         del count[None]
@@ -160,9 +175,11 @@ def count_trees(run: Path) -> dict[str, Any]:
     return {
         "questions": counts["action"].pop("", 0),
         "nodes": nodes,
+        "by_dataset": dict(sorted(datasets.items())),
         "by_action": dict(sorted(counts["action"].items())),
         "by_stop_reason": dict(sorted(counts["stop_reason"].items())),
         "malformed": dict(sorted(malformed.items())),
+        "unreadable": examples,
         "without_token_ids": without_ids,
         "without_logprobs": without_logprobs,
         "iterations_without_value": unvalued,
@@ -171,7 +188,31 @@ def count_trees(run: Path) -> dict[str, Any]:
         "mean_em": fmean(em.elements()) if em else None,
         "mean_outcome": fmean(outcomes.elements()) if outcomes else None,
         "unknown_outcomes": unknown_outcomes,
+        "distributions": {
+            "rounds": distribution(rounds),
+            "prompt tokens": distribution(counts["prompt_tokens"]),
+            "completion tokens": distribution(counts["completion_tokens"]),
+        },
     }
+
+
+def distribution(counts: Mapping[Any, int]) -> dict[str, float] | None:
+    """Return count, mean and quantiles (linear between neighbours) of values with their counts; None without values.
+
+    >>> distribution({1: 1, 3: 1, 2: 2})["median"]
+    2.0
+    """
+    import numpy as np
+
+    if not counts:
+        return None
+    values, times = np.array(sorted(counts.items()), dtype=float).T
+    ends = np.cumsum(times)  # [values] how many are not above each value
+    places = np.array(list(_QUANTILES.values())) * (ends[-1] - 1)
+    below, above = (values[np.searchsorted(ends, place, side="right")] for place in (np.floor(places), np.ceil(places)))
+    quantiles = below + (above - below) * (places - np.floor(places))
+    mean = float(np.average(values, weights=times))
+    return {"count": int(ends[-1]), "mean": mean, **dict(zip(_QUANTILES, quantiles.tolist(), strict=True))}
 
 
 def _add_values(counts: Counter[Any], column: pa.Array) -> None:
@@ -233,20 +274,28 @@ def rules_of(config: Config) -> PairRules:
 
 def count_pairs(folder: Path, config: Config) -> dict[str, Any]:
     """Return the counts of the pairs in a folder for `run.json`: by split, by type (of steps) and by depth."""
-    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
+    schema = _pair_table(config)
     compared = ("chosen_type", "rejected_type") if config.pairs.level == "step" else ()
+    of_steps = ("confidence", "chosen_token_ids", "rejected_token_ids") if compared else ()
     splits, types, depths = Counter[str](), Counter[str](), Counter[int]()
-    margins = array("d")
+    spread: dict[str, Counter[Any]] = {"margin": Counter()}
     questions = set()
     for split in _SPLITS:
         for path in sorted(folder.glob(f"{split}-*.parquet")):  # none for a split without a pair
-            columns = ("dataset", "question_id", "depth", "margin", *compared)
-            for batch in read_batches(path, _pair_table(config), columns=columns):
+            columns = ("dataset", "question_id", "depth", "margin", *compared, *of_steps)
+            for batch in read_batches(path, schema, columns=columns):
                 splits[split] += batch.num_rows
-                margins.extend(batch.column("margin").to_pylist())
                 _add_values(depths, batch.column("depth"))
-                for pair in batch.to_pylist():
+                for name in ("margin", *of_steps):
+                    values = batch.column(name)
+                    # Four decimals, so that a million questions have some thousand numbers.
+                    numbers = pc.list_value_length(values) if pa.types.is_list(values.type) else pc.round(values, 4)
+                    counts = spread.setdefault(name.replace("_token_ids", " tokens"), Counter())
+                    _add_values(counts, numbers.drop_null())
+                for pair in batch.select([*columns[:2], *compared]).to_pylist():
                     questions.add((pair["dataset"], pair["question_id"]))
                     types.update([" > ".join(pair[side] for side in compared)] if compared else [])
     return {
@@ -256,7 +305,8 @@ def count_pairs(folder: Path, config: Config) -> dict[str, Any]:
         "questions_with_pairs": len(questions),
         "by_type": dict(sorted(types.items())),
         "by_depth": {str(depth): count for depth, count in sorted(depths.items())},
-        "median_margin": float(np.median(margins)) if margins else None,
+        "by_dataset": dict(sorted(Counter(dataset for dataset, _ in questions).items())),
+        "distributions": {name: distribution(counts) for name, counts in spread.items()},
     }
 
 

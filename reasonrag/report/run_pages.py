@@ -10,7 +10,7 @@ from typing import Any
 
 from reasonrag.core.settings import dump
 from reasonrag.report.site import ListRow, Page, TextPool, open_site
-from reasonrag.report.trees import QuestionTree, RunCounts, read_trees
+from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.spre.decisions import content_of
 from reasonrag.storage.folder import read_run
 
@@ -28,13 +28,11 @@ _PAIR_FACTS = (
 def write_run_pages(run: Path, out: Path) -> Path:
     """Write the pages of a finished run into `out`, see `write_report`."""
     config, summary = read_run(run)
-    counts = RunCounts()
     # Evenly spaced: the first 500 questions of a data set may be of one kind.
     step = math.ceil(((summary.get("questions") or {}).get("finished") or 1) / _MOST_PAGES)
 
     def pages() -> Iterator[Page]:
         for place, tree in enumerate(read_trees(run)):
-            counts.add(tree)
             if place % step == 0:
                 yield _page(tree)
 
@@ -43,7 +41,6 @@ def write_run_pages(run: Path, out: Path) -> Path:
         return site.write_index(
             "run.html.j2",
             summary=summary,
-            metrics=counts.metrics(summary),
             step=step,
             settings=dump(config),
         )

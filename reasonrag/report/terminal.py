@@ -68,22 +68,23 @@ def picture(tree: QuestionTree, *, depth: int | None = None, best: bool = True) 
     return console.export_svg(title=f"Search tree{': the best path and its siblings' * best}", code_format=style)
 
 
-def tables(metrics: Mapping[str, Any]) -> Group:
-    """Render the result of `trees.stats` as tables: counts, distributions, calls."""
+def tables(summary: Mapping[str, Any]) -> Group:
+    """Render `run.json` as tables: counts, distributions, calls."""
     distributions = []
-    for name, values in metrics["distributions"].items():
+    trees, pairs = summary.get("trees", {}), summary.get("pairs", {})
+    for name, values in {**trees.get("distributions", {}), **pairs.get("distributions", {})}.items():
         distributions.append((name, *(f"{values[column]:.4g}" if values else "-" for column in _SPREAD)))
     calls = []
-    for kind, used in metrics["calls"].items():
+    for kind, used in summary.get("calls", {}).items():
         calls.append((kind, *("-" if used.get(column) is None else used[column] for column in _USED)))
     columns = ("calls of", *(column.replace("_", " ") for column in _USED))
-    shown = [Table("", ("", "number", "share"), _counts(metrics)), Table("", ("", *_SPREAD), distributions)]
+    shown = [Table("", ("", "number", "share"), _counts(summary)), Table("", ("", *_SPREAD), distributions)]
     return Group(*(table.terminal() for table in (*shown, Table("", columns, calls))))
 
 
-def _counts(metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:
+def _counts(summary: Mapping[str, Any]) -> list[tuple[str, int, str]]:
     """Return name, count, and share of the total of its kind."""
-    questions, trees, pairs = metrics["questions"], metrics["trees"], metrics["pairs"]
+    questions, trees, pairs = (summary.get(name, {}) for name in ("questions", "trees", "pairs"))
     rows: list[tuple[str, int, str]] = []
 
     def add(kind: str, total: int, **groups: Mapping[Any, int]) -> None:
@@ -92,11 +93,11 @@ def _counts(metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:
             for name, count in counts.items():
                 rows.append((f"- {group.replace('_', ' ')}: {name}", count, f"{count / total:.1%}" if total else ""))
 
-    groups = {"of": questions["by_dataset"], "with_pairs": pairs["questions"], "failed": questions["failed"]}
-    add("questions", questions["total"], **groups)
+    of, with_pairs = trees.get("by_dataset", {}), pairs.get("by_dataset", {})
+    add("questions", questions.get("total", 0), of=of, with_pairs=with_pairs, failed=questions.get("failed", {}))
     unread = {}
     for reason, count in trees.get("malformed", {}).items():
-        unread[f"{reason}, as {quoted(metrics['unreadable'].get(reason, ''))}"] = count
+        unread[f"{reason}, as {quoted(trees.get('unreadable', {}).get(reason, ''))}"] = count
     add("nodes", trees.get("nodes", 0), action=trees.get("by_action", {}), malformed=unread)
     add("answers", trees.get("complete_trajectories", 0))
     add("pairs", pairs.get("total", 0), type=pairs.get("by_type", {}), steps_before=pairs.get("by_depth", {}))

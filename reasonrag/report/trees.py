@@ -1,36 +1,26 @@
-"""The trees of a finished run, one question at a time, each checked to be a tree, with the pairs derived from it.
-
-`stats` counts them for `reasonrag show` and the pages: Table 1 of
-arXiv:2505.14069, and quantiles of what its Figure 3 draws.
-"""
+"""The trees of a finished run, one question at a time, each checked to be a tree, with the pairs derived from it."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import excerpt
-from reasonrag.spre.estimate import SHAPE, check_tree
+from reasonrag.spre.estimate import check_tree
 from reasonrag.storage.files import read_json
-from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row, by_question, read_shards
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 _UNSEEN = ("token_ids", "logprobs")  # columns of a tree that no page shows
-_COUNTED = (*SHAPE, "action", "content", "text", "prompt_tokens", "completion_tokens")
 # Without the pairs' texts: the trees hold them.
 _PAIR_COLUMNS = (
     *("pair_id", "dataset", "question_id", "depth", "margin", "chosen_reward", "rejected_reward"),
     *("chosen_node_id", "rejected_node_id", "chosen_type", "rejected_type"),
     *("chosen_rollouts", "rejected_rollouts", "confidence"),
 )
-_QUANTILES = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +71,12 @@ class QuestionTree:
         return tuple(reversed(path))
 
 
-def read_trees(run: Path, question_id: str | None = None, *, columns: Sequence[str] = ()) -> Iterator[QuestionTree]:
+def read_trees(run: Path, question_id: str | None = None) -> Iterator[QuestionTree]:
     """Yield the trees of a finished run in the order of its questions, one at a time, with their pairs.
 
     Args:
         run: folder of a finished run.
         question_id: only the trees of questions with this id; None for all.
-        columns: columns of a node; without any, all columns that a page shows.
 
     Raises:
         RunError: tables are missing.
@@ -97,7 +86,7 @@ def read_trees(run: Path, question_id: str | None = None, *, columns: Sequence[s
     # Pairs stand in the order of the trees, and those of a question in one split.
     splits = [by_question(_pairs(run, split, question_id)) for split in ("train", "test")]
     following = [next(split, None) for split in splits]
-    columns = columns or [name for name in tree_schema().names if name not in _UNSEEN]
+    columns = [name for name in tree_schema().names if name not in _UNSEEN]
     nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=columns, question_id=question_id)
     for question, rows in by_question(nodes):
         pairs: list[Row] = []
@@ -147,89 +136,3 @@ def _of_other_trees(question_id: str) -> DataError:
         f"pairs of question {question_id!r} name nodes that no tree of this run has: they are of another run's trees; "
         "write them again with `reasonrag pairs`"
     )
-
-
-# Counts
-
-
-def stats(run: Path) -> dict[str, Any]:
-    """Return the metrics of a finished run, as JSON can hold them.
-
-    Returns:
-        `questions`, `trees`, `pairs`, `calls` and `seconds` of `run.json`, and `distributions` over
-        answers, nodes or pairs. `questions` also has the trees `by_dataset`; `pairs` also has the
-        `questions` with pairs by data set. `unreadable` has the
-        beginning of a step for each reason why steps could not be read.
-
-    Raises:
-        RunError: the folder holds no finished run.
-        DataError: its tables are damaged.
-    """
-    _, summary = read_run(run)
-    counts = RunCounts()
-    for tree in read_trees(run, columns=_COUNTED):
-        counts.add(tree)
-    return counts.metrics(summary)
-
-
-class RunCounts:
-    """Counts over the trees of a run and their pairs, one tree at a time, that `run.json` does not have.
-
-    Attributes:
-        values: numbers of each answer, node or pair, by name.
-    """
-
-    def __init__(self) -> None:
-        names = ("rounds", "prompt tokens", "completion tokens", "tokens chosen", "margin", "confidence")
-        self.values: dict[str, list[float]] = {name: [] for name in names}
-        self._trees: Counter[str] = Counter()  # by data set
-        self._trees_with_pairs: Counter[str] = Counter()
-        self._unreadable: dict[str, str] = {}  # by reason, the first step that could not be read
-
-    def add(self, tree: QuestionTree) -> None:
-        """Count one more tree, its nodes and its pairs."""
-        dataset = tree.root["dataset"]
-        self._trees[dataset] += 1
-        self._trees_with_pairs[dataset] += bool(tree.pairs)
-        for row, searches in zip(tree.nodes, tree.searches(), strict=True):
-            self._add("prompt tokens", row["prompt_tokens"])
-            self._add("completion tokens", row["completion_tokens"])
-            # Searches and the answer (Algorithm 1). The paper does
-            # not define its iterations; they start at 1, too.
-            self._add("rounds", None if row["f1"] is None else searches + 1)
-            if row["action"] == "malformed":
-                self._unreadable.setdefault(row["content"], excerpt(row["text"]))
-        for pair in tree.pairs:
-            self._add("margin", pair["margin"])
-            self._add("confidence", pair.get("confidence"))  # pairs of older runs, of a judge, of trajectories: none
-            self._add("tokens chosen", tree.nodes[pair["chosen_node_id"]]["completion_tokens"])
-
-    def _add(self, name: str, value: float | None) -> None:
-        if value is not None:
-            self.values[name].append(value)
-
-    def metrics(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the same as `stats`; `summary` is the content of `run.json`, of any version."""
-        return {
-            "questions": {**summary.get("questions", {}), "by_dataset": self._trees},
-            "trees": summary.get("trees", {}),
-            "pairs": {**summary.get("pairs", {}), "questions": +self._trees_with_pairs},
-            "distributions": {name: distribution(values) for name, values in self.values.items()},
-            "calls": summary.get("calls", {}),
-            "seconds": summary.get("seconds"),
-            "unreadable": self._unreadable,
-        }
-
-
-def distribution(values: Sequence[float]) -> dict[str, float] | None:
-    """Return count, mean and quantiles (linear between neighbours); None without values.
-
-    >>> distribution([1, 2, 3, 4])["median"]
-    2.5
-    """
-    import numpy as np
-
-    if not values:
-        return None
-    quantiles = map(float, np.quantile(values, list(_QUANTILES.values())))
-    return {"count": len(values), "mean": float(np.mean(values)), **dict(zip(_QUANTILES, quantiles, strict=True))}

@@ -94,8 +94,10 @@ def json_of(trees: Sequence[list[Row]], pairs: Sequence[Row], text: str, level: 
     """`run.json`, as far as pages read it."""
     summary = {
         "questions": {"total": len(trees) + 1, "finished": len(trees), "failed": {text: 1}},
-        "trees": {"nodes": sum(map(len, trees)), "malformed": {text: 2}, "by_action": {}, "by_stop_reason": {}},
-        "pairs": {"total": len(pairs), "train": len(pairs), "test": 0, "level": level},
+        "trees": {"nodes": sum(map(len, trees)), "malformed": {text: 2}, "by_action": {}, "by_stop_reason": {}}
+        | {"by_dataset": {text: len(trees)}, "unreadable": {text: text}, "distributions": {text: None}},
+        "pairs": {"total": len(pairs), "train": len(pairs), "test": 0, "level": level}
+        | {"by_dataset": {text: len(trees)}, "by_type": {f"{text} > {text}": len(pairs)} if level == "step" else {}},
         "calls": {"policy": {"calls": 12345, "prompt_tokens": 10, "completion_tokens": 5, "cost": None}},
         "policy": text,
         "judge": None,
