@@ -120,8 +120,9 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
     With a judge: also how often searches are needless or missing (OSR, USR):
       reasonrag eval --preset demo --policy base=demo:hiprag --policy rl=hf:runs/demo-hiprag/best \\
           --judge demo-judge --out reports/hiprag
-    In the demo world, greedy and sampled: reasonrag eval --preset demo --policy base=demo --policy
-      dpo=hf:runs/demo-dpo --temperature 0,1 --out reports/demo
+    In the demo world, greedy and sampled:
+      reasonrag eval --preset demo --policy base=demo --policy dpo=hf:runs/demo-dpo --temperature 0,1 \\
+          --out reports/demo
 
     If the evaluation is killed or stopped, the same command resumes it.
     """

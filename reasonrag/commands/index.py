@@ -47,9 +47,10 @@ _RARE = ("passages.strict", "passages.max_words", "bm25", "encoder.dtype", "enco
 def index() -> None:
     """Search indexes: BM25 and dense, from a corpus on disk or on the Hub.
 
-    \b reasonrag index build --corpus corpus.jsonl.gz --out indexes/mine reasonrag index serve
-      indexes/mine reasonrag build-tree --dataset questions.jsonl --index indexes/mine --policy extractive
-      --out runs/try
+    \b
+      reasonrag index build --corpus corpus.jsonl.gz --out indexes/mine
+      reasonrag index serve indexes/mine
+      reasonrag build-tree --dataset questions.jsonl --index indexes/mine --policy extractive --out runs/try
     """
 
 

@@ -28,8 +28,8 @@ def report(folder: Path, out: Path | None, in_browser: bool) -> None:
     """Write HTML pages about a run, a training run or an evaluation. They open from disk.
 
     \b
-    A run: its settings and numbers, every question and its tree (of a run of more than 500 questions, a
-      sample): reasonrag report runs/hotpot --open
+    A run: its settings and numbers, and every question with its tree (500 of a larger run):
+      reasonrag report runs/hotpot --open
     A training run: its curves and, of `rl train`, every rollout with its reward and the reason for it:
       reasonrag report policies/rl
     An evaluation: the policies compared, and the questions on which they differ:

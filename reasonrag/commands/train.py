@@ -112,8 +112,8 @@ def dpo_train(out: Path | None, **given: Any) -> None:
     """Train a policy on preference pairs. Only the tokens of the steps are scored.
 
     \b
-    On the newest finished run in runs/, the policy that acted there (else the paper's, which needs a
-      GPU): reasonrag dpo train
+    The newest finished run in runs/, and the policy that acted there (else the paper's, which needs a GPU):
+      reasonrag dpo train
     On one GPU, adapters:
       reasonrag dpo train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo --merge
     The published configuration, on eight GPUs:
@@ -173,9 +173,9 @@ def prm_train(out: Path | None, **given: Any) -> None:
     \b
     On one GPU, adapters:
       reasonrag prm train --data runs/hotpot --model Qwen/Qwen2.5-1.5B-Instruct --out policies/prm
-    Without a GPU, in the demo world; then the best of four attempts at each question: reasonrag prm train
-      --preset demo --data runs/demo --out runs/demo-prm reasonrag eval --preset demo --policy demo
-      --temperature 1 --best-of 4 --prm runs/demo-prm --out reports/best
+    Without a GPU, in the demo world; then the best of four attempts at each question:
+      reasonrag prm train --preset demo --data runs/demo --out runs/demo-prm
+      reasonrag eval --preset demo --policy demo --temperature 1 --best-of 4 --prm runs/demo-prm --out reports/best
 
     training.json has its metrics on held-out questions. If the training run is killed or stopped, the
     same command resumes it from the last checkpoint.
@@ -187,8 +187,9 @@ def prm_train(out: Path | None, **given: Any) -> None:
 def rl() -> None:
     """Online training on rollouts, with TRL's GRPO.
 
-    \b reasonrag rl train reasonrag rl train --preset hiprag --dataset hotpotqa --model
-      Qwen/Qwen2.5-3B-Instruct --out policies/hiprag
+    \b
+      reasonrag rl train
+      reasonrag rl train --preset hiprag --dataset hotpotqa --model Qwen/Qwen2.5-3B-Instruct --out policies/hiprag
     """
 
 
@@ -219,8 +220,8 @@ def rl_train(out: Path | None, **given: Any) -> None:
     Rollouts by a vLLM server, which gets the weights before each batch:
       reasonrag rl train --preset search-r1 --dataset hotpotqa --model Qwen/Qwen2.5-3B-Instruct \\
           --rollout-url http://127.0.0.1:8000/v1 --out policies/search-r1
-    Without a GPU, in the demo world (also demo-hiprag, demo-hiprag-ppo, demo-search-p1,
-      demo-when-to-search): reasonrag rl train --preset demo-outcome --out runs/demo-outcome
+    Without a GPU, in the demo world (also demo-hiprag, demo-hiprag-ppo, demo-search-p1, demo-when-to-search):
+      reasonrag rl train --preset demo-outcome --out runs/demo-outcome
 
     The same command resumes a killed or stopped run from its last checkpoint.
     """

@@ -57,13 +57,13 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
     \b
     HotpotQA from the Hub and the paper's model, where there is a GPU, into runs/hotpotqa:
       reasonrag build-tree --dataset hotpotqa
-    Your own files, no GPU: reasonrag build-tree --dataset questions.jsonl --corpus corpus.jsonl.gz
-      --policy extractive --out runs/try
+    Your own files, no GPU:
+      reasonrag build-tree --dataset questions.jsonl --corpus corpus.jsonl.gz --policy extractive --out runs/try
     A model on a vLLM server:
       reasonrag build-tree --dataset hotpotqa --limit 1000 --policy http://127.0.0.1:8000/v1 \\
           --policy-model Qwen/Qwen2.5-7B-Instruct --out runs/hotpot
-    The resolved configuration and an estimate of the cost: reasonrag build-tree --dataset hotpotqa
-      --limit 1000 --policy ... --input-price 0.1 --output-price 0.4 --dry-run
+    The resolved configuration and an estimate of the cost:
+      reasonrag build-tree --dataset hotpotqa --limit 1000 --input-price 0.1 --output-price 0.4 --dry-run
 
     If the run is killed or stopped, the same command resumes it.
     """

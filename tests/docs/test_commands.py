@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from docs.reference import commands as reference
 from docs.reference.schema import JSON_FILES
+from reasonrag.cli import cli
 from tests.docs import story
 from tests.docs.story import NOT_RUN, PAGES, READ_ONLY, RUN, SHOWN, Once, blocks, commands, small
 from tests.e2e import product
@@ -67,6 +70,17 @@ def test_every_command_of_ours_can_be_read_as_it_stands() -> None:
     for command in _all_commands():
         if command.ours:
             story.read(command.ours)
+
+
+def test_an_example_of_a_help_is_a_line_of_its_own_and_can_be_read() -> None:
+    for path, command in reference.commands(cli, ("reasonrag",)):
+        lines = (command.help or "").replace("\\\n", " ").splitlines()
+        examples = [line for line in lines if re.search(r"(?<!`)\breasonrag [a-z-]+ ", f"{line} ")]
+        for line in examples:
+            found = re.fullmatch(r" +(?:accelerate launch .* -m )?reasonrag (.+)", line)
+            assert found, f"{path}: {line}"
+            story.read(tuple(shlex.split(found[1])))
+
 
 
 def test_no_reason_and_no_substitution_is_left_over() -> None:
