@@ -82,7 +82,6 @@ def test_an_example_of_a_help_is_a_line_of_its_own_and_can_be_read() -> None:
             story.read(tuple(shlex.split(found[1])))
 
 
-
 def test_no_reason_and_no_substitution_is_left_over() -> None:
     said = [str(command) for command in _all_commands()]
     assert [key for key in (*NOT_RUN, *READ_ONLY) if not any(f"{text} ".startswith(f"{key} ") for text in said)] == []
