@@ -9,6 +9,7 @@ from pathlib import Path
 
 from reasonrag.core.config import Config, JudgeConfig, ModelConfig, PolicyCard
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.plugins import import_plugin
 from reasonrag.core.settings import named_path
 from reasonrag.core.types import Question
 from reasonrag.formats import Format, PromptSet, open_format
@@ -137,6 +138,8 @@ def needs_of(settings: RLSettings, format: Format) -> frozenset[str]:
         needs |= {"judge"}
     for part in sorted({"judge", "plans", "scorer"} & needs - given):
         raise ConfigError(f"reward {name} needs {MISSING[part]}")
+    if settings.outcome.name and ":" in name and not isinstance(import_plugin(name), type):
+        raise ConfigError(f"reward {name} is a function, which gets no outcome; leave --outcome out, or write a class")
     for part, flag in (("plans", "--plans"), ("scorer", "--prm")):
         if part in given - needs:
             raise ConfigError(f"reward {name} does not use {flag}; leave it out, or take another reward")

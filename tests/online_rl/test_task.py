@@ -18,6 +18,7 @@ from tests.fakes.scripted import ScriptedLLM
 from tests.online_rl.toys import settings
 
 TOYS = "tests.online_rl.toys"
+OWN = {"reward__name": f"python:{__name__}:brevity"}
 ROW = {
     "dataset": "demo",
     "question_id": "q",
@@ -85,8 +86,7 @@ def with_solution(completions, solution):
 
 
 def test_a_function_as_reward_asks_for_nothing():
-    named = {"reward__name": f"python:{__name__}:brevity"}
-    assert content(**named).keys() == {"questions", "corpus", "prompts"}
+    assert content(**OWN).keys() == {"questions", "corpus", "prompts"}
     with pytest.raises(ConfigError, match="requires solution, which reasonrag cannot give it"):
         tasks.open_task(settings(reward__name=f"python:{__name__}:with_solution"))
 
@@ -106,6 +106,7 @@ def test_a_judge_in_a_folder_is_named_by_its_content(tmp_path):
         ("demo-hiprag", {"judge__spec": None}, "reward hiprag needs a judge"),
         ("demo-search-p1", {}, "reward search-p1 needs reference plans; add --plans"),
         ("when-to-search", {}, "reward when-to-search needs a judge; add --judge"),
+        ("demo-outcome", OWN | {"outcome__name": "f1"}, "brevity is a function, which gets no outcome; leave --out"),
     ],
 )
 def test_what_a_reward_lacks_is_noticed_at_once(preset, wrong, told):
