@@ -35,7 +35,7 @@ overwrite_cache: true
 
 
 def main() -> dict[str, object]:
-    run = world.run("demo", limit=10)
+    run = world.run("demo", limit=50)
     world.reasonrag("export", run, "--to", "llamafactory", "--out", Path.cwd() / "data")
     with Path("data/train.jsonl").open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
