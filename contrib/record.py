@@ -28,6 +28,7 @@ from aiohttp import web
 from contrib.apis import APIS, Api, parse_replies
 from reasonrag.core.calls import check_url
 from reasonrag.core.errors import ConfigError, InputError
+from reasonrag.core.settings import refuse_links
 from reasonrag.core.text import parse_json, redact_data, valid_unicode
 from reasonrag.storage.files import lock
 from reasonrag.storage.parquet import CALLS, read_calls
@@ -92,6 +93,7 @@ class Recorder:
         if "?" in upstream or "#" in upstream:
             raise ConfigError(f"--upstream: no query can stand between it and the path of a call; give {example}")
         self.upstream = upstream.rstrip("/")
+        refuse_links(out)
         self.file = out / CALLS
         self.conversations = Conversations()
         self._responses: dict[str, list[Message]] = {}  # what the server has behind `previous_response_id`
@@ -141,7 +143,8 @@ class Recorder:
             try:
                 await _to_agent(response.prepare(request))
                 async for piece in reply.content.iter_any():
-                    raw += piece
+                    if len(raw) <= _MAX_BODY_BYTES:
+                        raw += piece
                     if response.prepared:
                         await _to_agent(response.write(piece))
             except (aiohttp.ClientError, OSError) as error:
@@ -149,7 +152,9 @@ class Recorder:
                 if request.transport is not None:  # or the agent would take a part for the whole
                     request.transport.abort()
                 return response
-        if api is not None and reply.status == 200:
+        if len(raw) > _MAX_BODY_BYTES:
+            log.warning(f"a reply of more than {_MAX_BODY_BYTES >> 20} MiB was passed on and is not kept")
+        elif api is not None and reply.status == 200:
             self._save(api, body, bytes(raw), name)
         return response
 
@@ -198,9 +203,14 @@ class Recorder:
                 )
                 before = [row for row in read_calls(self.file.parent) if row["conversation"] == name] if number else []
                 rows += [*(row | {"conversation": other} for row in before), rows[0] | reply | {"conversation": other}]
-            with self.file.open("a", encoding="utf-8") as file:
-                for row in redact_data(rows, "a recorded call"):
-                    file.write(f"{valid_unicode(json.dumps(row, ensure_ascii=False))}\n")
+            lines = [valid_unicode(json.dumps(row, ensure_ascii=False)) for row in redact_data(rows, "a recorded call")]
+            size = self.file.stat().st_size if self.file.exists() else 0
+            try:
+                with self.file.open("a", encoding="utf-8") as file:
+                    file.write("".join(f"{line}\n" for line in lines))
+            except OSError:
+                os.truncate(self.file, size)  # or the next call would go on with half a line
+                raise
         except _UNREADABLE as error:
             log.warning("a call could not be read and is not kept", error=type(error).__name__)
         except OSError as error:

@@ -12,6 +12,7 @@ import io
 import os
 import resource
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,6 +171,22 @@ def main() -> None:
             raise
         what = error.filename or "the working folder or a file"
         _fail(f"{what} cannot be used ({error.strerror}); fix that and run the command again")
+    except RecursionError:
+        _fail("something in the input is nested too deeply to be read; no question, passage or setting needs that")
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a part of the user's ends the process, or cancels a task that nobody cancelled
+        place = _ended_at(error)
+        if place is None:
+            raise
+        _fail(f"the command was ended by {place} ({type(error).__name__}); let it raise an exception or return instead")
+
+
+def _ended_at(error: BaseException) -> str | None:
+    """Return `FILE:LINE` that raised the error, None if it is of reasonrag or click."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    ours = frame.f_globals.get("__name__", "").partition(".")[0] in ("reasonrag", "click", "asyncio")
+    return None if ours else f"{frame.f_code.co_filename}:{line}"
 
 
 def _allow_files() -> None:

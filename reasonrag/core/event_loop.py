@@ -177,7 +177,7 @@ async def progressing(stall_s: float = STALL_S) -> AsyncIterator[None]:
 
     def look() -> None:
         quiet_looks, before = 0, -1
-        while quiet_looks < _LOOKS and not finished.wait(stall_s / _LOOKS):
+        while quiet_looks < _LOOKS and not finished.wait(min(stall_s / _LOOKS, threading.TIMEOUT_MAX)):
             quiet_looks, before = (quiet_looks + 1 if before == _beats else 0), _beats
         if finished.is_set():
             return

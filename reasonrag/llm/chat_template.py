@@ -348,6 +348,20 @@ def check_folder(path_or_name: str) -> None:
             raise ConfigError(f"{file} is a pipe or a device, where a file of a model should be; delete it")
 
 
+def load_causal(path_or_name: str, **options: Any) -> Any:
+    """Return a causal language model of transformers; raise ConfigError if it cannot be loaded, or lacks weights."""
+    from transformers import AutoModelForCausalLM
+
+    options = {"use_safetensors": True, **options, "output_loading_info": True}
+    with loading(path_or_name):
+        model, found = AutoModelForCausalLM.from_pretrained(path_or_name, **options)
+    if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
+        raise ConfigError(
+            f"model {path_or_name!r} lacks {len(missing)} of its weights ({', '.join(missing[:3])}); copy it again"
+        )
+    return model
+
+
 @contextlib.contextmanager
 def loading(path_or_name: str) -> Iterator[None]:
     """Raise a ConfigError if a model's folder does not exist, or for whatever transformers raises about its files."""

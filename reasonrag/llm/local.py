@@ -32,7 +32,7 @@ from reasonrag.core.models import ModelAddress
 from reasonrag.core.text import common_length
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, caller, cut_at_stop
-from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
+from reasonrag.llm.chat_template import ChatTemplate, load_causal, template_identity
 from reasonrag.llm.model_folder import choose_threads, first_not_finite, model_commit, model_identity, require_memory
 
 if TYPE_CHECKING:
@@ -430,7 +430,6 @@ def load_model(path_or_name: str, config: ModelConfig) -> Any:
         ConfigError: the model cannot be loaded.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cpu":
@@ -440,15 +439,8 @@ def load_model(path_or_name: str, config: ModelConfig) -> Any:
             revision=config.revision,
             remedy="a smaller model, --set policy.dtype=bfloat16, or a server (--policy http://HOST:PORT/v1)",
         )
-    with loading(path_or_name):
-        model = AutoModelForCausalLM.from_pretrained(
-            path_or_name,
-            revision=config.revision,
-            trust_remote_code=config.trust_remote_code,
-            dtype=config.dtype or "auto",
-            use_safetensors=True,
-        )
-        model = model.to(device).eval()
+    options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    model = load_causal(path_or_name, dtype=config.dtype or "auto", **options).to(device).eval()
     torch.set_num_threads(choose_threads(model))
     return model
 

@@ -100,8 +100,8 @@ def push(upload: Upload, *, log: Log, api: HfApi | None = None) -> Published:
     http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, by the version of huggingface_hub
     try:
         return _attempt(upload, api, log)
-    except (http_error, OSError, RuntimeError, ValueError) as error:
-        # huggingface_hub itself repeats requests that send files.
+    except (http_error, OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # The last three: a reply of another shape. huggingface_hub itself repeats requests that send files.
         raise HubError(
             f"{upload.repo_id}: {_explain(error, http_error)}; run the same command again later: nothing is sent or "
             "committed twice"

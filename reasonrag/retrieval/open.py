@@ -6,9 +6,10 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from reasonrag.core.config import RetrievalConfig
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Ranking, Retriever
@@ -39,18 +40,23 @@ def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> R
     if kind not in available:
         raise ConfigError(f"{index.path} cannot be searched by {kind!r}; it has {', '.join(available)}")
     retrievers: list[Retriever] = []
-    if kind in ("bm25", "hybrid"):
-        from reasonrag.retrieval.bm25 import BM25Retriever
+    try:
+        if kind in ("bm25", "hybrid"):
+            from reasonrag.retrieval.bm25 import BM25Retriever
 
-        retrievers.append(BM25Retriever(index))
-    if kind in ("dense", "hybrid"):
-        from reasonrag.retrieval.dense import DenseRetriever
+            retrievers.append(BM25Retriever(index))
+        if kind in ("dense", "hybrid"):
+            from reasonrag.retrieval.dense import DenseRetriever
 
-        retrievers.append(
-            DenseRetriever(
-                index, config.encoder, gpu=config.gpu, device=config.device, trust_remote_code=trust_remote_code
-            )
-        )
+            options: dict[str, Any] = {
+                "gpu": config.gpu,
+                "device": config.device,
+                "trust_remote_code": trust_remote_code,
+            }
+            retrievers.append(DenseRetriever(index, config.encoder, **options))
+    except (ValueError, TypeError, LookupError, EOFError) as error:  # made so that their checksums agree
+        problem = f"{index.path}: files of {kind} are not what they say ({type(error).__name__})"
+        raise DataError(f"{problem}; build the index again") from error
     return HybridRetriever(retrievers) if len(retrievers) > 1 else retrievers[0]
 
 

@@ -36,6 +36,8 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
     # In the same folder, as a rename is one step within a
     # file system only; hidden, so that no pattern finds it.
     temporary = path.with_name(f".{path.name.lstrip('.')}.{os.getpid()}.tmp")
+    if path.is_char_device() or path.is_block_device() or path.is_fifo():  # a file would take its place
+        raise OSError(errno.EINVAL, "it is a device or a pipe", str(path))
     try:
         temporary.unlink(missing_ok=True)
         with naming(path), temporary.open("xb") as file:

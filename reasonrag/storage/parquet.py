@@ -317,16 +317,26 @@ def column_names(path: Path) -> list[str]:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a file and verify its page checksums; raise one DataError for anything wrong with it."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with _damage(path):
         if path.exists() and not path.is_file():
             raise ValueError("it is a folder, a pipe or a device")
         # A file without checksums, as other tools write them, is read all the same.
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            if len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
+                raise ValueError("a column stands in it twice")
             yield file
-    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: also a damaged name in invalid UTF-8
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    # ValueError: also a damaged name in invalid UTF-8.
+    except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
         check_limits(error)
         raise DataError(
             f"{path.name} cannot be read ({excerpt(str(error), 200)}); it is damaged or not Parquet; write pairs "
@@ -344,15 +354,15 @@ def raw_rows(path: Path) -> Iterator[NumberedRow]:
         DataError: the file is missing, of an unknown kind, or damaged as a whole.
     """
     name = path.name.lower()
-    if path.exists() and not name.endswith(SUFFIXES):
+    if not path.exists():
+        raise DataError(f"{path}: file not found; check its name and folder")
+    if not name.endswith(SUFFIXES):
         raise DataError(f"{path}: unknown kind of file; give one of {', '.join(SUFFIXES)}")
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # a pipe would be waited for
         raise DataError(f"{path}: not a file; give one of {', '.join(SUFFIXES)}")
     kind = _parquet_rows if name.endswith(".parquet") else _json_rows if name.endswith(".json") else _jsonl_rows
     try:
         yield from kind(path)
-    except FileNotFoundError:
-        raise DataError(f"{path}: file not found; check its name and folder") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise DataError(f"{path}: cannot be read ({excerpt(str(error))}); is the file complete?") from error
 
@@ -417,8 +427,9 @@ def _json_rows(path: Path) -> Iterator[NumberedRow]:
 
 
 def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
-    batches = (batch.to_pylist() for batch in read_batches(path, None))
-    yield from enumerate(itertools.chain.from_iterable(batches), 1)
+    with _damage(path):  # of a value that Python has no type for
+        batches = (batch.to_pylist() for batch in read_batches(path, None))
+        yield from enumerate(itertools.chain.from_iterable(batches), 1)
 
 
 def _parsed(line: bytes) -> Any:

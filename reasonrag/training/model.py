@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,14 @@ from typing import Any
 from reasonrag.core.config import ModelConfig, copy_card
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress
-from reasonrag.llm.chat_template import ChatTemplate, check_chat_template, check_folder, loading, template_identity
+from reasonrag.llm.chat_template import (
+    ChatTemplate,
+    check_chat_template,
+    check_folder,
+    load_causal,
+    loading,
+    template_identity,
+)
 from reasonrag.llm.model_folder import adapter_base, model_identity, public_name, require_memory
 from reasonrag.training.settings import LoraSettings, TrainSettings
 
@@ -160,7 +166,7 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
             revision=options["revision"],
             remedy="a smaller model, --method lora, or a machine with more memory",
         )
-    model = _load_base(source.base, options)
+    model = load_causal(source.base, **options)
     if not source.is_adapter:
         return model
     from peft import PeftModel
@@ -193,7 +199,7 @@ def merge_adapter(folder: Path, out: Path, *, chat: ChatTemplate) -> None:
     with loading(base):
         options = {"revision": PeftConfig.from_pretrained(str(folder)).revision}
         dtype = getattr(AutoConfig.from_pretrained(base, **options), "dtype", None) or torch.float32
-        model = _load_base(base, {**options, "dtype": torch.float32})
+        model = load_causal(base, **{**options, "dtype": torch.float32})
         stop_at_end_of_turn(model, chat)
         generation_config = model.generation_config
         merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True).to(dtype)
@@ -207,10 +213,3 @@ def merge_adapter(folder: Path, out: Path, *, chat: ChatTemplate) -> None:
         copy_card(Path(base), temporary)
     # A folder that exists is complete: it is renamed once everything is in it.
     temporary.replace(out)
-
-
-def _load_base(path: str, options: Mapping[str, Any]) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    with loading(path):
-        return AutoModelForCausalLM.from_pretrained(path, **{"use_safetensors": True, **options})

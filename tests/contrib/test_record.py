@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -166,6 +167,30 @@ def test_a_call_is_kept_if_the_agent_has_gone_and_not_if_the_model_broke_off(tmp
         asyncio.run(asyncio.wait_for(play(), 30))
     assert [call["message"]["content"] for call in read_calls(tmp_path)] == ["Spielberg"]
     assert [log["log_level"] for log in logs] == ["warning"] and len(asked) == 2
+
+
+def test_a_call_that_the_disk_has_no_room_for_is_lost_alone_and_one_that_is_too_big_too(tmp_path):
+    """A limit of a file's size stands for a full disk."""
+
+    async def play():
+        async with recording(tmp_path) as (client, upstream):
+            await converse(client, "Who directed Jaws?", stream=False)
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / CALLS).stat().st_size + 100, before[1]))
+            try:
+                await converse(client, "Who made Jaws?", stream=False)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            upstream.replies = [{"content": [{"type": "text", "text": "x" * (65 << 20)}]}]
+            assert len(await (await client.post("/v1/messages", json={"messages": []})).read()) > 65 << 20
+            await converse(client, "Who filmed Jaws?", stream=False)
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(play())
+    asked = [call["request"]["messages"][1]["content"] for call in read_calls(tmp_path)]
+    assert asked == ["Who directed Jaws?"] * 2 + ["Who filmed Jaws?"] * 2
+    lost, big = "a call could not be written and is lost", "a reply of more than 64 MiB was passed on and is not kept"
+    assert [log["event"] for log in logs] == [lost, lost, big]
 
 
 @pytest.mark.fault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,3 +121,19 @@ def test_shards_without_a_folder(world: World, out: tuple[str, Path]) -> None:
 
 def test_the_demo_world_is_exported_for_flashrag_alone(out):
     assert "use --to flashrag" in refusal("export", "demo", "--to", "verl", *out)
+
+
+def test_a_part_that_ends_the_process_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import sys\ndef worth(predictions, golden_answers):\n    sys.exit(0)\n")
+    args = ("--preset", "demo", "--limit", "1", "--iterations", "1", "--outcome", "python:mine:worth")
+    done = product.run("build-tree", *args, "--out", tmp_path / "run", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"ended by {tmp_path}/mine.py:3 (SystemExit); let it raise an exception" in done.stderr
+
+
+def test_a_question_nested_900_deep_is_one_line(tmp_path: Path) -> None:
+    row = {"id": "1", "question": "Who?", "golden_answers": ["x"]}
+    (tmp_path / "deep.jsonl").write_text(json.dumps(row)[:-1] + ', "metadata": {"x": ' + "[" * 900 + "]" * 900 + "}}")
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"id": "1", "contents": "Jaws"}))
+    args = ("--dataset", tmp_path / "deep.jsonl", "--corpus", tmp_path / "corpus.jsonl", *EXTRACTIVE)
+    assert "nested too deeply" in refusal("build-tree", *args, "--out", tmp_path / "run")

@@ -68,7 +68,8 @@ class Strange:
         yield run / "pairs", "", lambda: command("pairs", run)
         yield run / "pairs" / "note.txt", "system.txt", lambda: command("publish", run, "--repo-id", "a/b", "--dry-run")
         yield run / "trees" / "more", "", lambda: command("export", run, "--to", "jsonl", "--out", run.parent / "out")
-        yield self.recording / CALLS, "system.txt", lambda: Recorder(UPSTREAM, self.recording)
+        for target in ("system.txt", "not there yet"):
+            yield self.recording / CALLS, target, lambda: Recorder(UPSTREAM, self.recording)
         for link in (prompts / "system.txt", prompts, prompts.parent):
             target = "system.txt" if link.suffix else ""
             yield link, target, lambda: load_config(overrides={"policy.card": str(self.policy)})

@@ -6,11 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
+from reasonrag.pipeline.parts import open_llm
 from tests.faults.matrix import Figure, Rounds
 from tests.llm.tiny import save_tiny_model
 
@@ -83,6 +86,15 @@ def test_a_chat_template_that_takes_too_much(tiny_model: Path, tmp_path: Path, r
             ChatTemplate.load(folder)
         refused += 1
     figure(f"{refused} of {refused} templates refused; Jinja's sandbox holds")
+
+
+def test_a_model_without_one_of_its_weights_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks 1 of its weights \(model.norm.weight\); copy it again"):
+        open_llm(ModelConfig(spec=f"hf:{tmp_path / 'model'}", device="cpu"), "policy")
 
 
 def test_a_template_may_refuse_some_chats(tiny_model: Path, tmp_path: Path) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import aclosing
 
 import pytest
 
-from reasonrag.core.errors import RetrievalError
+from reasonrag.core.config import RetrievalConfig
+from reasonrag.core.errors import DataError, RetrievalError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.open import HybridRetriever, reciprocal_rank_fusion
+from reasonrag.retrieval.bm25 import build_bm25
+from reasonrag.retrieval.index import BM25Config, Silent
+from reasonrag.retrieval.open import HybridRetriever, open_index, reciprocal_rank_fusion
+from reasonrag.retrieval.passages import PASSAGES
+from reasonrag.storage.files import read_json, short_hash, size_and_digest
+from tests.retrieval.toys import passages, sentences
 
 A, B, C, D = (Passage(name, f"text of {name}", 7.0) for name in "abcd")
 
@@ -60,3 +67,23 @@ def test_one_that_fails_fails_the_search():
     hybrid = HybridRetriever([Fixed(A), Fixed(B, failure=RetrievalError("gone", cause="http_500"))])
     with pytest.raises(RetrievalError, match="gone"):
         search(hybrid, "q")
+
+
+@pytest.mark.parametrize(("part", "name"), [("passages", PASSAGES), ("bm25", "data.csc.index.npy")])
+def test_an_index_made_so_that_its_checksums_agree_is_told_in_one_line(part, name, tmp_path):
+    index = passages(tmp_path / "index", sentences(20))
+    with index.locked():
+        build_bm25(index, BM25Config(), progress=Silent())
+    (index.path / part / name).write_bytes(b"")
+    path = index.path / part / "manifest.json"
+    manifest = read_json(path)
+    manifest["files"][name] = size_and_digest(index.path / part / name)
+    made = short_hash({key: value for key, value in manifest.items() if key != "fingerprint"})
+    path.write_text(json.dumps(manifest | {"fingerprint": made}))
+    if part == "passages":
+        other = index.path / "bm25" / "manifest.json"
+        of_bm25 = read_json(other) | {"made_of": {"passages": made}}
+        del of_bm25["fingerprint"]
+        other.write_text(json.dumps(of_bm25 | {"fingerprint": short_hash(of_bm25)}))
+    with pytest.raises(DataError, match="files of bm25 are not what they say"):
+        open_index(RetrievalConfig(index=str(index.path), kind="bm25"))

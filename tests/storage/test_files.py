@@ -31,6 +31,9 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
         file.write(b"half of")
         raise ZeroDivisionError
     assert path.read_text() == "before\n" and [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is a device or a pipe"):  # which a file would take the place of
+        write_text(tmp_path / "pipe", "text")
 
 
 def test_bytes_are_on_disk_before_the_name_is_and_the_name_before_it_returns(

@@ -7,7 +7,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from reasonrag.core.errors import DataError, RunError
-from reasonrag.storage.parquet import ShardWriter, pack, read_batches, read_parquet, read_shards, write_parquet
+from reasonrag.storage.parquet import (
+    ShardWriter,
+    pack,
+    raw_rows,
+    read_batches,
+    read_parquet,
+    read_shards,
+    write_parquet,
+)
 from reasonrag.storage.tables import pair_schema, tree_schema
 
 ROW = {"question_id": "1", "dataset": "d", "margin": 0.5, "prompt": [{"role": "user", "content": "x" * 50}]}
@@ -101,3 +109,28 @@ def test_of_a_question_only_the_row_groups_that_hold_it_are_read(tmp_path):
     for damaged in ("q1", None):
         with pytest.raises(DataError, match="damaged"):
             texts(damaged)
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        (
+            pa.table({"question": pa.array([2**60], pa.timestamp("us"))}),
+            "question.parquet cannot be read .*out of range",
+        ),
+        (
+            pa.table({"question": pa.array([1], pa.timestamp("us", tz="Mars/Olympus"))}),
+            "question.parquet cannot be read",
+        ),
+        (
+            pa.table([["Who?"], ["Where?"]], names=["question", "question"]),
+            "cannot be read .a column stands in it twice",
+        ),
+    ],
+)
+def test_values_that_nobody_can_read_are_damage(table, told, tmp_path):
+    pq.write_table(table, tmp_path / "question.parquet")
+    with pytest.raises(DataError, match=told):
+        list(raw_rows(tmp_path / "question.parquet"))
+    with pytest.raises(DataError, match="file not found"):
+        list(raw_rows(tmp_path / "other.parquet"))
