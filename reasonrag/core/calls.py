@@ -117,12 +117,13 @@ class Slots:
         probe_at: the loop's time at which an engine that is away is asked next.
         losses: requests that the engine has lost since it answered one.
         given_up: whether every request is sent at once, as the engine has been away for too long.
+        returns: how often the engine answered again after it was away: it may have been started anew.
     """
 
     def __init__(self, limit: int | None = None, url: str = "") -> None:
         """Allow `limit` requests. With None, increase the limit while replies stay fast, else decrease it (AIMD)."""
         self.url = url
-        self.in_flight = self.waiting = self.losses = 0
+        self.in_flight = self.waiting = self.losses = self.returns = 0
         self._is_fixed, self._most = limit is not None, float(limit or START)
         self._open = self._fastest = math.inf  # slots that are not closed; seconds a token of the fastest round
         self._begin_round()
@@ -216,6 +217,7 @@ class Slots:
         elif self.away_since is not None and is_answer:
             log.warning("a server answers again", url=_host(self.url))
             self.away_since, self.given_up, self._open = None, False, math.inf
+            self.returns += 1
             self._begin_round()
         if error is None:
             self.losses = 0

@@ -57,6 +57,8 @@ log = structlog.get_logger()
 Result = TypeVar("Result")
 
 STATE = "online_rl.json"  # of reward and validation, in a checkpoint
+_DIFFERENCE = "sampling/sampling_logp_difference/mean"  # of the engine's and the trainer's log-probabilities
+_DRIFT, _SMALL = 10, 0.005  # times that of the first step, and nats, from which it is told
 # A forward pass of more tokens is not faster per token, and wastes more on padding.
 _ENOUGH_TOKENS = {"cpu": ENOUGH_TOKENS, "gpu": 16_384}
 
@@ -101,6 +103,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         self.settings = settings
         self.batch_steps = settings.rollout.minibatches  # optimizer steps that use one batch
         self.pushed: int | None = None  # the step of the weights that the engine has
+        self.returns = 0  # of the engine, when it got them
         self.begun: dict[int, Future[Batch]] = {}  # batches that are made beside the training, by number
         self.was_flat = False  # whether no group of the last batch had two different rewards
         self.critic: Critic | None = None  # of PPO; set after __init__, which sets the seed
@@ -153,6 +156,9 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     def run_everywhere(self, work: Callable[[], Coroutine[Any, Any, Result]], *, step: int) -> Result:
         """Run `work` on every process. If it fails on any of them, all save a checkpoint and stop.
 
+        Work during which the server was away is done again: one that was
+        started anew answered with the weights that it was started with.
+
         Raises:
             Exception: the exception of this process.
             RunError: another process failed.
@@ -166,13 +172,20 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         except Exception as error:  # of any kind: the other processes wait for this one
             failure = error
         message = one_line(f"{type(failure).__name__}: {failure}")[:500] if failure else None
-        failures = [text for text in gather_object([message]) if text is not None]
+        slots = getattr(self.rollouts.collector.engine.llm, "slots", None)
+        is_lost = self.rollouts.weights is not None and slots is not None and slots.returns != self.returns
+        reports = gather_object([(message, is_lost)])
+        failures = [text for text, _ in reports if text is not None]
         if failures:
             # A checkpoint, unless the step has one or a batch of rollouts is only partly used.
             exists = gather_object([(Path(self.args.output_dir) / f"checkpoint-{step}").exists()])[0]
             if step and step % self.batch_steps == 0 and not exists:
                 self._save_checkpoint(self.model, trial=None)
             raise failure or RunError(f"another process of this training run failed ({failures[0]})")
+        if any(lost for _, lost in reports):
+            log.warning("the server was away: it gets the weights again, and these rollouts are made again")
+            self.pushed = None
+            return self.run_everywhere(work, step=step)
         return results[0]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -426,7 +439,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             if weights.sleeps:
                 torch.cuda.empty_cache()
             weights.push(merged_parameters(self.accelerator.unwrap_model(self.model)))
-            self.pushed = step
+            self.pushed, slots = step, getattr(self.rollouts.collector.engine.llm, "slots", None)
+            self.returns = 0 if slots is None else slots.returns
         if local is None:
             yield
             if weights is not None and weights.sleeps:
@@ -462,6 +476,16 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         is_at_end = state.global_step % self.trainer.batch_steps == 0
         if is_at_end and collapse(state.log_history, self.trainer.settings.guards):
             control.should_training_stop = control.should_save = True
+        found = [entry[_DIFFERENCE] for entry in state.log_history if _DIFFERENCE in entry]
+        # At the first step the server has the weights that it was started with.
+        if (
+            found[1:]
+            and not self.trainer.settings.rollout.ahead
+            and found[-1] > max(_DRIFT * found[0], _SMALL) >= found[-2]
+        ):
+            log.warning(
+                "the server does not answer as the trainer's weights do; docs/online.md says why", nats=found[-1]
+            )
 
     def _validate(self, args: Any, step: int) -> None:
         validation = self.trainer.validation

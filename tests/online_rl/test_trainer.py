@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from reasonrag.core.errors import Stalled
 from reasonrag.online_rl.collector import RolloutLoop
@@ -237,14 +238,37 @@ def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, ahead, tm
         sync = Copied(llm, late)
         trainer.rollouts.collector.engine.llm = llm
         trainer.rollouts = replace(trainer.rollouts, local=None, weights=sync)
-        trainer.train()
-        assert sync.version == 2
+        with structlog.testing.capture_logs() as logs:
+            trainer.train()
+        assert sync.version == 2 and any("as the trainer's weights do" in log["event"] for log in logs) == bool(late)
         (first, second), (_, gap) = ratios(trainer), differences(trainer)
         assert first == pytest.approx(1.0, abs=1e-3)
         if late or ahead:
             assert abs(second - 1.0) > 1e-4 and gap > 0.01
         else:
             assert second == pytest.approx(1.0, abs=1e-3) and gap < 1e-3
+        asyncio.run(llm.aclose())
+
+
+@pytest.mark.slow
+def test_a_server_that_was_started_anew_gets_the_weights_again_and_its_rollouts_are_not_used(tmp_path):
+    with made(settings(method="full", **EXACT), tmp_path / "out") as trainer:
+        llm = loaded(model_path("demo:search_r1"), batch_size=16, device="cpu", dtype="float32")
+        sync, complete = Copied(llm, 0), llm.complete
+
+        async def restarts(*args):
+            if sync.version == 2 and not llm.slots.returns:
+                llm.model.load_state_dict(sync.sent[0], strict=False)
+                llm.slots.returns += 1
+            return await complete(*args)
+
+        llm.complete = restarts
+        trainer.rollouts.collector.engine.llm = llm
+        trainer.rollouts = replace(trainer.rollouts, local=None, weights=sync)
+        with structlog.testing.capture_logs() as logs:
+            trainer.train()
+        assert sync.version == 3 and max(differences(trainer)) < 1e-3
+        assert [log["event"][:20] for log in logs if log["log_level"] == "warning"] == ["the server was away:"]
         asyncio.run(llm.aclose())
 
 
