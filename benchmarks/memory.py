@@ -1,6 +1,6 @@
 """How much memory a finished question leaves behind in the process that builds the trees.
 
-    python -m benchmarks.memory [--questions 2000] [--warm-up 1000] [--iterations 2] [--json]
+    python -m benchmarks.memory [--questions 4000] [--warm-up 2000] [--iterations 2] [--json]
 
 A policy that costs nothing answers; the search, the engine and the journal on disk are real. The anonymous memory of
 the process is read whenever 1 % of the questions have finished, and a line is fitted through what is read after the
@@ -54,8 +54,8 @@ def watched(config: Config, out: Path, given: Parts) -> list[tuple[int, float]]:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--questions", type=int, default=2000)
-    parser.add_argument("--warm-up", type=int, default=1000, help="finished questions before the first reading counts")
+    parser.add_argument("--questions", type=int, default=4000)
+    parser.add_argument("--warm-up", type=int, default=2000, help="finished questions before the first reading counts")
     parser.add_argument("--iterations", type=int, default=2)
     given = parser.parse_args()
     table = Table(__doc__)

@@ -35,7 +35,10 @@ def parse_replies(api: Api, raw: bytes) -> list[Row]:
 def _events(raw: bytes) -> Iterator[Row]:
     for line in raw.decode("utf-8", "replace").replace("\r", "\n").split("\n"):  # U+2028 and U+0085 are text
         if line.startswith("data:") and not line.endswith("[DONE]"):
-            yield parse_json(line.removeprefix("data:"))
+            event = parse_json(line.removeprefix("data:"))
+            if event.get("error") or event.get("type") == "error":  # the server gave up, with status 200
+                raise ValueError("the reply broke off")
+            yield event
 
 
 def _chat_replies(reply: Row) -> list[Row]:
@@ -67,6 +70,8 @@ def _whole_chat(events: Iterable[Row]) -> Row:
                 call |= {"id": part["id"]} if part.get("id") else {}
                 for key, text in (part.get("function") or {}).items():
                     call["function"][key] += text or ""
+    if any(choice["finish_reason"] is None for choice in choices.values()):
+        raise ValueError("the reply broke off")
     return {"choices": [choices[index] for index in sorted(choices)], "usage": usage}
 
 
@@ -154,6 +159,8 @@ def _whole_anthropic(events: Iterable[Row]) -> Row:
         elif event["type"] == "message_delta":
             reply |= event["delta"]
             reply["usage"] = {**reply["usage"], **(event.get("usage") or {})}
+    if reply["stop_reason"] is None:
+        raise ValueError("the reply broke off")
     for block in blocks.values():
         if block["partial_json"]:
             block["input"] = parse_json(block["partial_json"])

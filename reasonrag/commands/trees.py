@@ -179,6 +179,8 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if trees.get("mean_outcome") is not None:
         unknown = f"{trees['unknown_outcomes']} without a verdict"
         yield f"  mean {summary['outcome']}", f"{trees['mean_outcome']:.3f}, {unknown}"
+    if trees["iterations_without_value"]:
+        yield "iterations without a value", str(trees["iterations_without_value"])
     yield "pairs", f"{pairs['total']} (train {pairs['train']}, test {pairs['test']})"
     yield from _counts("  ", pairs["by_type"])
     yield from _counts("  left out: ", pairs["left_out"])

@@ -229,6 +229,8 @@ class RecordedFormat(ToolCallsFormat):
         self._closings.setdefault(_key(question), tuple(self._ending(opening)))
         trajectory = Trajectory(question)
         for number, call in enumerate(calls):
+            if call["finish_reason"] is None:
+                return "were broken off by the model's server"
             if trajectory.steps and isinstance(trajectory.steps[-1].action, Note):
                 *before, last = (_inert(message, question.question) for message in prompts[number])
                 shown = inert(last.content).replace(self._written(trajectory.steps), "", 1)

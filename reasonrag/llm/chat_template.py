@@ -115,6 +115,15 @@ class ChatTemplate:
         except Exception as error:  # templates may raise anything
             raise ConfigError(f"the chat template of {named} cannot show a chat", quoting=error) from error
 
+    def check_fits(self, model: Any) -> None:
+        """Raise ConfigError if a chat holds a token that the model has no embedding of."""
+        highest, known = max(self.token_ids(Prompt((_QUESTION,)))), len(model.get_input_embeddings().weight)
+        if highest >= known:
+            raise ConfigError(
+                f"the tokenizer writes token {highest} in each chat, and the model knows {known}: call "
+                "model.resize_token_embeddings(len(tokenizer)), and save both again"
+            )
+
     def _longest_chat(self) -> int:
         longest = 0
         for messages in _TRIED:

@@ -102,6 +102,7 @@ class TransformersLLM:
         self._closed = threading.Event()
         self._in_use = threading.Lock()  # held while the worker computes
         if model is not None:
+            chat.check_fits(model)
             self._take(model)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()

@@ -505,12 +505,18 @@ def read_calls(folder: Path) -> Iterator[Row]:
         raise DataError(f"{file} cannot be read ({error.strerror}); name a folder that contrib.record wrote") from error
     if _parsed(lines[-1]) is None:  # empty, or cut off by a kill
         lines.pop()
+    begun = set()
     for number, line in enumerate(lines, 1):
         row = _parsed(line)
         if (
             not isinstance(row, dict)
-            or not isinstance(row.get("conversation"), str)
+            or not (isinstance(row.get("conversation"), str) and isinstance(row.get("call"), int))
             or not row.keys() >= {*_CALL_FIELDS}
         ):
             raise DataError(f"{file}, line {number} is no recorded call; was it edited?")
+        if (of := (row["conversation"], row["call"])) in begun:
+            raise DataError(
+                f"{file}, line {number}: call {of[1]} of {of[0]} stands there twice; give each recording a folder"
+            )
+        begun.add(of)
         yield {name: row[name] for name in _CALL_FIELDS}

@@ -453,6 +453,7 @@ class TrainingRun(Generic[S]):
             arguments.eval_strategy = type(arguments.eval_strategy)("no")
         arguments.eval_on_start = test is not None and self._plan.checkpoint is None
         model = load_weights(self.source, settings)
+        self.chat.check_fits(model)
         stop_at_end_of_turn(model, self.chat)
         # An adapter that is trained further stays the one that it is.
         new_adapter = settings.method == "lora" and not self.source.is_adapter

@@ -14,8 +14,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
+from contrib.apis import APIS, parse_replies
 from contrib.record import Recorder, main
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.storage.files import lock
 from reasonrag.storage.parquet import CALLS, read_calls
 
@@ -237,6 +238,17 @@ def test_a_whole_last_call_without_a_line_end_is_kept(tmp_path, figure):
     assert kept == [(2, 2), (1, 1), (2, 2)]
 
 
+def test_two_recordings_in_one_file_are_refused(tmp_path):
+    async def play():
+        async with recording(tmp_path) as (client, _):
+            await converse(client, "Who directed Jaws?", stream=False)
+
+    asyncio.run(play())
+    (tmp_path / CALLS).write_text((tmp_path / CALLS).read_text() * 2)
+    with pytest.raises(DataError, match="line 3: call 0 of conversation-1 stands there twice"):
+        list(read_calls(tmp_path))
+
+
 def test_a_second_recorder_of_a_folder_is_refused_and_leaves_the_line_that_the_first_is_writing(
     tmp_path, monkeypatch, capsys
 ):
@@ -287,6 +299,24 @@ def streamed(reply):
         *({"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas),
         {"type": "message_delta", "delta": {"stop_reason": reply["stop_reason"]}, "usage": {"output_tokens": 1}},
     ]
+
+
+@pytest.mark.parametrize(
+    ("api", "events"),
+    [
+        (
+            "/chat/completions",
+            [{"choices": [{"index": 0, "delta": {"content": "18"}}]}, {"error": {"message": "down"}}],
+        ),
+        ("/chat/completions", [{"choices": [{"index": 0, "delta": {"content": "18"}}]}]),
+        ("/messages", [*streamed(message(None, {"type": "text", "text": "18"}))[:3], {"type": "error", "error": {}}]),
+        ("/messages", streamed(message(None, {"type": "text", "text": "18"}))),
+    ],
+)
+def test_a_stream_that_the_server_gave_up_is_no_reply(api, events):
+    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+    with pytest.raises(ValueError, match="the reply broke off"):
+        parse_replies(APIS[api], "".join([*lines, "data: [DONE]\n\n"]).encode())
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError
@@ -94,6 +95,16 @@ def test_a_model_without_one_of_its_weights_is_refused(tiny_model: Path, tmp_pat
     del weights["model.norm.weight"]
     save_file(weights, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=r"lacks 1 of its weights \(model.norm.weight\); copy it again"):
+        open_llm(ModelConfig(spec=f"hf:{tmp_path / 'model'}", device="cpu"), "policy")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|new{n}|>" for n in range(200)]})
+    tokenizer.chat_template = "<|new199|>" + tokenizer.chat_template
+    shutil.copytree(tiny_model, tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"in each chat, and the model knows \d+: call model.resize_token_embeddings"):
         open_llm(ModelConfig(spec=f"hf:{tmp_path / 'model'}", device="cpu"), "policy")
 
 
