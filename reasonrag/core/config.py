@@ -446,7 +446,7 @@ PRESETS: dict[str, Tree] = {
     "demo": {
         **_DEMO_POLICY,
         "policy": {"spec": "demo", **_DEMO_POLICY["policy"]},
-        "questions": {"dataset": "demo", "split": "train"},
+        "questions": {"dataset": "demo"},
         "search": {"iterations": 8, "lag": 0},  # with a lag of 8 no iteration would see another one's value
     },
 }

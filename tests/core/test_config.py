@@ -172,6 +172,10 @@ def test_a_policys_folder_cannot_name_code_or_places(text, tmp_path):
         load_config(overrides={"policy.spec": carried(tmp_path, text)})
 
 
+def test_a_preset_names_no_split_that_a_file_of_ones_own_lacks():
+    assert load_config(preset="demo", overrides={"questions.dataset": "mine.jsonl"}).questions.split is None
+
+
 def test_the_card_of_a_configuration_reads_back(tmp_path):
     config = load_config(preset="demo", overrides={"retrieval.passage_order": "best_last"})
     again = load_config(
