@@ -35,7 +35,7 @@ from reasonrag.llm.local import TransformersLLM, load_model
 from reasonrag.online_rl.rows import Transcript, transcripts
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import Parts
-from reasonrag.pipeline.tables import export_pairs
+from reasonrag.pipeline.tables import export_pairs, link_trees
 from reasonrag.rollout import Engine
 from reasonrag.training.settings import DPOSettings, PairSettings, SFTSettings
 from tests.llm.tiny import save_random_model
@@ -126,11 +126,12 @@ def score(policy: Recorded, format: Format, run: Path, *, questions: int, sampli
     content = {"policy": policy.name}
     build_trees(config, run, parts=Parts(asked, ToyRetriever(), format, policy, None, content))
     whole = config.model_copy(update={"pairs": config.pairs.model_copy(update={"level": "trajectory"})})
-    export_pairs(run, whole, policy=policy.name, config_hash="", out=run / "whole")
+    link_trees(run / "whole", [run])
+    export_pairs(run / "whole", whole, policy=policy.name, config_hash="")
     engine = Engine(policy, ToyRetriever(), format, max_steps=steps, top_k=1, sampling=sampling)
     begun = [Trajectory(question) for question in asked for _ in range(_GROUP)]
     attempts = asyncio.run(engine.run(begun, seeds=list(range(len(begun)))))
-    of_steps, of_trajectories = (_pairs(folder, policy) for folder in (run, run / "whole"))
+    of_steps, of_trajectories = (_pairs(folder, policy) for folder in (run, run / "whole" / "pairs"))
     demonstrations = _tokenised(_demonstrations(str(run)), SFTSettings(data=str(run)), policy)
     rows = [row for attempt in attempts for row in transcripts(attempt, policy.chat)]
     return Found(

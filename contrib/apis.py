@@ -183,7 +183,7 @@ def _call(call_id: str | None, name: str, arguments: Any) -> Row:
 
 
 def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def _usage(reply: Row) -> Row | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -52,7 +53,8 @@ class Conversations:
     """Finds the conversation that a call continues."""
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}  # by a hash of the messages up to and including a reply
+        self._names: dict[str, list[str]] = {}  # by a hash of the messages up to and including a reply
+        self._ends: dict[str, str] = {}  # the hash of the last reply of each
         self._asked: dict[str, str] = {}  # by a hash of the messages of a request
         self._calls: dict[str, int] = {}
 
@@ -66,13 +68,20 @@ class Conversations:
             digest.update(_stable(message))
             hashes.append(digest.hexdigest())
         if name is None:
-            known = [self._names[key] for key in hashes[: len(request)] if key in self._names]
+            known = [key for key in hashes[: len(request)] if key in self._names]
+            # Of several with the same calls so far, the first that was not continued.
+            same = [name for name in self._names[known[-1]] if self._ends[name] == known[-1]] if known else []
             # Some agents write a reply in other words: then the messages before it are what is the same.
-            known = known or [self._asked[key] for key in hashes[: len(request) - 1] if key in self._asked]
-            name = known[-1] if known else f"conversation-{len(self._calls) + 1}"
+            asked = [self._asked[key] for key in hashes[: len(request) - 1] if key in self._asked]
+            new = (f"conversation-{number}" for number in itertools.count(len(self._calls) + 1))
+            if known:
+                name = same[0] if same else self._names[known[-1]][-1]
+            else:
+                name = asked[-1] if asked else next(name for name in new if name not in self._calls)
         number = self._calls.get(name, 0)
         self._calls[name] = number + 1
-        self._names[hashes[-1]] = name
+        self._names.setdefault(hashes[-1], []).append(name)
+        self._ends[name] = hashes[-1]
         if request:
             self._asked[hashes[-2]] = name
         return name, number

@@ -18,8 +18,9 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.plots import Line, Panel
 from reasonrag.core.settings import Section, Tree, execution, identity, setting
 from reasonrag.core.table import Table
-from reasonrag.core.text import common_text
+from reasonrag.core.text import common_text, redact
 from reasonrag.core.types import Question
 from reasonrag.evaluation.run import Evaluation, release_memory
 from reasonrag.evaluation.tables import interval_text
@@ -302,6 +303,14 @@ def merged(policy: str) -> str:
     return str(folder) if folder.is_dir() else policy
 
 
+def _keep(lines: Iterable[str], log: Path) -> None:
+    """Write what a server prints to a file, without secrets."""
+    with log.open("a", encoding="utf-8") as file:
+        for line in lines:
+            file.write(redact(line))
+            file.flush()
+
+
 @contextmanager
 def serving(command: str, spec: str, policy: str, folder: Path) -> Iterator[None]:
     """Run the command that serves a policy at the address `spec` while the block runs, in its own process group.
@@ -313,17 +322,22 @@ def serving(command: str, spec: str, policy: str, folder: Path) -> Iterator[None
     address = (url.hostname or "", url.port or 80)
     if _answers(address):
         raise RunError(f"another server answers at {spec}; stop it, as --serve starts one there")
-    words = [word.replace("{model}", merged(policy)) for word in shlex.split(command)]
+    try:
+        words = [word.replace("{model}", merged(policy)) for word in shlex.split(command)]
+    except ValueError as error:
+        raise ConfigError(f"--serve {command!r} is no command of a shell: {error}") from None
     if shutil.which("setpriv"):  # on Linux: the server ends with this process, also if that is killed
         words = ["setpriv", "--pdeathsig", "TERM", *words]
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "server.log").open("ab") as log:
-        server = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    log = folder / "server.log"
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    server = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True, **pipes)
+    threading.Thread(target=_keep, args=(server.stdout, log), daemon=True).start()
     ends_at = time.monotonic() + _START_S
     try:
         while not _answers(address):
             if server.poll() is not None or time.monotonic() > ends_at:
-                raise RunError(f"`{shlex.join(words)}` does not answer at {spec}; {log.name} says why")
+                raise RunError(f"`{shlex.join(words)}` does not answer at {spec}; {log} says why")
             time.sleep(_POLL_S)
         yield
     finally:

@@ -322,6 +322,8 @@ class EnvironmentApp(App):
     def _choose(self, reset: Reset) -> Question:
         """Return the question that a client asks for; raise Refusal if it does not exist."""
         if reset.question is not None and reset.golden_answers is not None:
+            if not any(answer.strip() for answer in reset.golden_answers):
+                raise Refusal(422, "golden_answers holds none, so no answer could be scored; give one, or leave it out")
             question_id = reset.question_id or reset.question
             return Question(question_id, reset.question, tuple(reset.golden_answers), reset.dataset or "")
         if reset.question_id is None and reset.question is None:

@@ -115,7 +115,7 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
 
 @command()
 @settings("Config", *_PAIRS, "pairs.alpha", "pairs.level")
-@out("A folder for the new pairs, which leaves the run unchanged (default: the run itself).", required=False)
+@out("A run of its own with the same trees and the new pairs (default: the run itself changes).", required=False)
 @click.argument("run", type=PATH)
 def pairs(run: Path, out: Path | None, **given: Any) -> None:
     """Derive the pairs of a finished run again, without any model call.
@@ -129,29 +129,23 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     Without the shortest-path term, in a folder of its own:
       reasonrag pairs runs/hotpot --alpha 1 --out runs/hotpot-alpha1
     """
-    from reasonrag.core.settings import dump
-    from reasonrag.pipeline.tables import export_pairs
-    from reasonrag.storage.files import write_json, write_text
-    from reasonrag.storage.folder import Folder, RunFolder, read_run
+    from reasonrag.pipeline.tables import export_pairs, link_trees
+    from reasonrag.storage.files import write_json
+    from reasonrag.storage.folder import RunFolder, read_run
 
     # What the run compared is not kept: a flag that is not given
     # has its default, or the pairs would depend on history.
     compared: dict[str, Any] = {"pairs.alpha": None, "pairs.level": "step", "pairs.reward": "spre"}
     config, summary = read_run(run, compared | given_settings(given))
-    if out is None:
-        with RunFolder.open(run, config, summary["content"]) as folder:
-            summary["pairs"] = export_pairs(run, config, policy=summary["policy"], config_hash=folder.config_hash)
-            write_json(run / "run.json", summary)
-    else:
-        if out.resolve().is_relative_to(run.resolve()):
-            raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or omit --out")
-        Folder(out, "set of pairs", "pairs.json").claim()
-        summary["pairs"] = export_pairs(
-            run, config, policy=summary["policy"], config_hash=summary["config_hash"], out=out
-        )
-        write_text(out / "config.yaml", dump(config))
-        write_json(out / "pairs.json", summary["pairs"])
-    _print_summary(summary, out or run / "pairs")
+    if out is not None and out.resolve().is_relative_to(run.resolve()):
+        raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or omit --out")
+    with RunFolder.open(out or run, config, summary["content"]) as folder:
+        if out is not None:
+            link_trees(out, [run])
+        names = {"policy": summary["policy"], "config_hash": folder.config_hash}
+        summary["pairs"] = export_pairs(folder.path, config, **names)
+        write_json(folder.path / "run.json", summary)
+    _print_summary(summary, folder.path / "pairs")
 
 
 def _print_summary(summary: Mapping[str, Any], pairs: Path) -> None:

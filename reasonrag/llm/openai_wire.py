@@ -230,7 +230,7 @@ def messages_of(request: Mapping[str, Any]) -> tuple[Message, ...]:
     for message in request["messages"]:
         role, content = message["role"], message.get("content") or ""
         if isinstance(content, list):
-            content = "".join(part.get("text", "") for part in content)
+            content = "".join(part["text"] for part in content)  # an image cannot be sent
         if content or role != "assistant":
             messages.append(Message("system" if role == "developer" else role, valid_unicode(content)))
         for function in (call["function"] for call in message.get("tool_calls") or ()):

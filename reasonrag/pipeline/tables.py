@@ -221,10 +221,8 @@ def _add_values(counts: Counter[Any], column: pa.Array) -> None:
         counts[group["values"]] += group["counts"]
 
 
-def export_pairs(
-    run: Path, config: Config, *, policy: str, config_hash: str, out: Path | None = None
-) -> dict[str, Any]:
-    """Derive pairs from a run's node table and write both splits to `out` (default: the run's `pairs/`).
+def export_pairs(run: Path, config: Config, *, policy: str, config_hash: str) -> dict[str, Any]:
+    """Derive pairs from a run's node table and write both splits to its `pairs/`.
 
     Returns:
         The counts of `count_pairs`, `left_out` by cause, and the settings of the comparison.
@@ -234,7 +232,7 @@ def export_pairs(
     """
     settings = config.pairs
     whole = settings.level == "trajectory"
-    folder = out or run / "pairs"
+    folder = run / "pairs"
     writers = {}
     for split in _SPLITS:
         writers[split] = ShardWriter(folder, split, _pair_table(config), shard_rows=_PAIR_SHARD_ROWS)
@@ -331,6 +329,15 @@ def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
     return calls
 
 
+def link_trees(run: Path, others: Iterable[Path]) -> None:
+    """Give a run the node tables of other runs, in their order, as second names of the same files."""
+    writer = ShardWriter(run / "trees", "nodes", tree_schema(), shard_rows=1, keep_empty=True)
+    for other in others:
+        for path in shard_paths(other / "trees", "nodes"):
+            writer.link(path)
+    writer.close()
+
+
 def finish_shard(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Note in the folder of the run that a shard has finished; if it is the last one, put the run together.
 
@@ -346,12 +353,9 @@ def finish_shard(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]
         if not all(notes):
             return dict(summary)
         summaries = [note["summary"] for note in notes]
-        writer = ShardWriter(run.path / "trees", "nodes", tree_schema(), shard_rows=1, keep_empty=True)
-        for number, counted in enumerate(summaries):
-            if counted["trees"]["nodes"]:  # `datasets` refuses an empty file
-                for path in shard_paths(Shard(number, len(notes)).folder(run.path) / "trees", "nodes"):
-                    writer.link(path)
-        writer.close()
+        shards = [Shard(number, len(notes)).folder(run.path) for number in range(len(notes))]
+        # `datasets` refuses an empty file.
+        link_trees(run.path, [shards[number] for number, counted in enumerate(summaries) if counted["trees"]["nodes"]])
         # What follows from the tables is computed from them; the rest is known to the shards alone.
         whole = {**summaries[0], "shards": len(notes), "trees": count_trees(run.path)}
         for name in ("questions", "calls", "seconds"):

@@ -292,20 +292,20 @@ def export_graphml(run: Path, out: Path) -> dict[str, int]:
     """
     import networkx as nx
 
-    Folder(out, "set of graphs", "*.graphml").claim()
-    count = 0
-    for tree in read_trees(run):
-        graph, best_path = nx.DiGraph(), set(tree.best_path)
-        for row in tree.nodes:
-            columns = {name: _xml(value) for name, value in row.items() if isinstance(value, str | int | float)}
-            graph.add_node(row["node_id"], **columns, best=row["node_id"] in best_path)
-        graph.add_edges_from((row["parent_id"], row["node_id"]) for row in tree.nodes[1:])
-        plain = re.sub(r"[^A-Za-z0-9_]+", "_", tree.root["question_id"]).strip("_")[:60]  # ids may hold anything
-        with writing(out / f"{count:05d}-{plain}.graphml") as file:
-            # Not `write_graphml`, which writes other bytes where lxml is installed.
-            nx.write_graphml_xml(graph, file)
-        count += 1
-    return {"graphs": count}
+    with output(out, "graphml-export.json", "*.graphml") as counts:
+        counts["graphs"] = 0
+        for tree in read_trees(run):
+            graph, best_path = nx.DiGraph(), set(tree.best_path)
+            for row in tree.nodes:
+                columns = {name: _xml(value) for name, value in row.items() if isinstance(value, str | int | float)}
+                graph.add_node(row["node_id"], **columns, best=row["node_id"] in best_path)
+            graph.add_edges_from((row["parent_id"], row["node_id"]) for row in tree.nodes[1:])
+            plain = re.sub(r"[^A-Za-z0-9_]+", "_", tree.root["question_id"]).strip("_")[:60]  # ids may hold anything
+            with writing(out / f"{counts['graphs']:05d}-{plain}.graphml") as file:
+                # Not `write_graphml`, which writes other bytes where lxml is installed.
+                nx.write_graphml_xml(graph, file)
+            counts["graphs"] += 1
+    return counts
 
 
 def _xml(value: Any) -> Any:

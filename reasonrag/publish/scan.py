@@ -119,6 +119,11 @@ def _search_table(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, st
 
     first_row = 1
     with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
+        schema = file.schema_arrow
+        noted = [metadata for metadata in (schema.metadata, *(field.metadata for field in schema)) if metadata]
+        words = [word.decode(errors="replace") for metadata in noted for pair in metadata.items() for word in pair]
+        for kind, what in _findings("\n".join(words), patterns):
+            yield "metadata", 0, kind, what
         for batch in file.iter_batches(_BATCH_ROWS):
             for column, values, rows in leaves(batch):
                 if not pa.types.is_string(values.type):

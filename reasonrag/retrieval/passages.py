@@ -6,6 +6,7 @@ takes minutes for Wikipedia.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import hashlib
 import json
@@ -90,12 +91,14 @@ class FileCorpus:
             rows_before += number
 
     def _text(self, path: Path) -> Iterator[NumberedRow]:
-        """Yield {"id", "title", "text"}; bytes that are not UTF-8 are replaced."""
+        """Yield {"id", "title", "text"}; bytes that are neither UTF-8 nor, with its mark, UTF-16 are replaced."""
         if self.folder is not None:
             try:
-                text = path.read_text(encoding="utf-8-sig", errors="replace")
+                raw = path.read_bytes()
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+            is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            text = raw.decode("utf-16" if is_utf16 else "utf-8-sig", "replace")
             yield 1, {"id": path.relative_to(self.folder).as_posix(), "title": path.stem, "text": text}
 
 

@@ -408,7 +408,6 @@ _SUMMARIES = {
     "metrics.json": "an evaluation; reasonrag report shows it, and report.md in it",
     "training.json": "a training run; reasonrag report shows it",
     "improve.json": "rounds of improve; read improve.md in it, or take the runs and policies in its folders",
-    "pairs.json": "a set of pairs; give the run that they are of",
 }
 
 

@@ -15,8 +15,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
 from contrib.apis import APIS, parse_replies
-from contrib.record import Recorder, main
+from contrib.record import Conversations, Recorder, main
 from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.llm.openai_wire import messages_of
 from reasonrag.storage.files import lock
 from reasonrag.storage.parquet import CALLS, read_calls
 
@@ -236,6 +237,24 @@ def test_a_whole_last_call_without_a_line_end_is_kept(tmp_path, figure):
         kept.append((before, file.read_bytes().count(b"\n")))
     figure(f"without a line end {kept[0][1]} of 2 calls, cut {kept[1][1]}")
     assert kept == [(2, 2), (1, 1), (2, 2)]
+
+
+def test_conversations_with_equal_beginnings_go_on_apart_and_no_name_is_taken_twice():
+    conversations, user, searched = Conversations(), {"role": "user", "content": "Who?"}, KEPT[2]
+    for _ in range(2):
+        conversations.add([user], searched)
+    results = [{"role": "tool", "content": text} for text in ("Jaws.", "A shark.")]
+    told = [conversations.add([user, searched, result], KEPT[4]) for result in results]
+    assert told == [("conversation-1", 1), ("conversation-2", 1)]
+    after = Conversations()
+    after.add([user], searched, "conversation-2")  # the rows of the first were deleted
+    assert after.add([{"role": "user", "content": "Where?"}], searched) == ("conversation-3", 0)
+
+
+def test_an_image_is_not_left_out_in_silence():
+    content = [{"type": "text", "text": "Who is this?"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    with pytest.raises(LookupError):
+        messages_of({"messages": [{"role": "user", "content": content}]})
 
 
 def test_two_recordings_in_one_file_are_refused(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sqlite3
 from collections.abc import Iterable
@@ -11,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.storage.parquet import read_parquet
-from reasonrag.storage.tables import pair_schema
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
@@ -147,13 +144,16 @@ def test_pairs_of_a_run_without_its_trees_are_refused_and_the_old_ones_stay(own_
 def test_unsure_pairs_are_left_out_and_counted(own_run: Path, tmp_path: Path) -> None:
     done = product.run("pairs", own_run, "--min-confidence", "0.6", "--out", tmp_path / "sure")
     assert done.returncode == 0, done.stderr
-    kept = {row["pair_id"] for f in (tmp_path / "sure").glob("*.parquet") for row in read_parquet(f, pair_schema())}
-    counts = json.loads((tmp_path / "sure/pairs.json").read_text())
+    kept = {row["pair_id"] for row in product.pair_rows(tmp_path / "sure")}
+    counts = product.summary(tmp_path / "sure")["pairs"]
     surest = product.pair_rows(own_run)
     assert 0 < len(surest) < len(kept) == counts["total"]
     assert {row["pair_id"] for row in surest} <= kept and all(row["confidence"] >= 0.8 for row in surest)
     unsure = counts["left_out"]["low confidence"]
     assert f"left out: low confidence {unsure}" in " ".join(done.stdout.replace("│", "").split())
+    checked = product.run("verify", tmp_path / "sure")  # a run to every command
+    assert checked.returncode == 0 and checked.stdout.count("ok: ") == 11, checked.stdout
+    assert product.tree_rows(tmp_path / "sure") == product.tree_rows(own_run)
     refused = product.run("pairs", own_run, "--min-confidence", "1.5", "--out", tmp_path / "no")
     assert refused.returncode == 2 and "min_confidence" in refused.stderr
 

@@ -30,7 +30,7 @@ def test_every_tree_comes_back_with_its_attributes(tmp_path):
         for row in tree.nodes:
             for name in ("content", "question", "visits", "spre"):
                 assert read.nodes[row["node_id"]].get(name) == row[name]
-    with pytest.raises(RunError, match="holds other files and no set of graphs"):
+    with pytest.raises(RunError, match=r"holds other files and no graphml-export\.json"):
         export_graphml(run, run)
 
 

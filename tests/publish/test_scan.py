@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save_file
 
@@ -101,6 +103,14 @@ def test_text_files_are_searched_by_line_and_keys_that_fill_many_lines_are_found
         ("card.md", "", 3, SECRET, "private_key", 1),
         ("x.json", "", 1, EMAIL, "ann@example.org", 1),
     }
+
+
+def test_the_metadata_of_a_table_is_searched(tmp_path):
+    table = pa.table({"text": ["quiet"]}).replace_schema_metadata({"options": '{"path": "/home/ann/x"}'})
+    field = pa.field("text", pa.string(), metadata={"by": "ann@example.org"})
+    pq.write_table(table.cast(pa.schema([field], metadata=table.schema.metadata)), tmp_path / "t.parquet")
+    kinds = {(EMAIL, "ann@example.org"), (PATH, "/home/ann/x")}
+    assert found_in(tmp_path) == {("t.parquet", "metadata", 0, kind, what, 1) for kind, what in kinds}
 
 
 def test_the_header_of_weights_is_searched_and_the_weights_are_not(tmp_path):

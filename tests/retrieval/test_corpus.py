@@ -73,6 +73,8 @@ def test_a_folder_of_texts_has_a_document_for_each(tmp_path: Path) -> None:
     ]
     assert corpus.total == 2
     before = corpus.checksum()
+    (tmp_path / "Jaws.txt").write_text("A film.\nOf 1975.", encoding="utf-16")  # as Notepad may save it
+    assert next(iter(open_corpus(str(tmp_path)).rows()))[1]["text"] == "A film.\nOf 1975."
     (tmp_path / "Jaws.txt").rename(tmp_path / "Jaws 2.txt")
     assert open_corpus(str(tmp_path)).checksum() != before
 

@@ -90,3 +90,4 @@ def test_the_policys_words_reach_the_judge_as_quoted_text():
     assert score == 0.1
     assert "<|" not in asked and "<answer>" not in asked
     assert "Steven Spielberg" in asked, "eq. 6 shows the judge the golden answers"
+    assert parse_score(asked) is None, "a judge that repeats what it was asked gives no verdict"

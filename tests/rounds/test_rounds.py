@@ -124,6 +124,13 @@ def test_a_server_runs_for_its_policy_alone(tmp_path: Path) -> None:
     serve = (command, f"http://127.0.0.1:{port}/v1", str(tmp_path), tmp_path / "round-1")
     with serving(*serve), pytest.raises(RunError, match="another server answers"), serving(*serve):
         pass
-    broken = (f"{sys.executable} -c 1", *serve[1:])
+    with (
+        pytest.raises(ConfigError, match="is no command of a shell: No closing quotation"),
+        serving("a 'b", *serve[1:]),
+    ):
+        pass
+    code = "print('api_key: sk-proj-abcdefghijklmnop1234567890ABCDEFGHIJ')"
+    broken = (f'{sys.executable} -c "{code}"', *serve[1:])
     with pytest.raises(RunError, match=r"does not answer at http.*; .*server\.log"), serving(*broken):
         pass
+    product.wait_until(lambda: (tmp_path / "round-1" / "server.log").read_text().endswith("api_key: ***\n"))
