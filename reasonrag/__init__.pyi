@@ -1,0 +1,53 @@
+# The surface of the library, each name by the module that defines it; `__init__.py` imports it at its first use.
+
+from reasonrag.core.config import Config as Config
+from reasonrag.core.config import load_config as load_config
+from reasonrag.core.errors import ConfigError as ConfigError
+from reasonrag.core.errors import LLMError as LLMError
+from reasonrag.core.errors import ReasonRAGError as ReasonRAGError
+from reasonrag.core.errors import RetrievalError as RetrievalError
+from reasonrag.core.text import cover_match as cover_match
+from reasonrag.core.text import exact_match as exact_match
+from reasonrag.core.text import token_f1 as token_f1
+from reasonrag.core.types import Answer as Answer
+from reasonrag.core.types import Completion as Completion
+from reasonrag.core.types import Malformed as Malformed
+from reasonrag.core.types import Message as Message
+from reasonrag.core.types import Note as Note
+from reasonrag.core.types import Passage as Passage
+from reasonrag.core.types import Prompt as Prompt
+from reasonrag.core.types import Question as Question
+from reasonrag.core.types import Search as Search
+from reasonrag.core.types import Shard as Shard
+from reasonrag.core.types import Span as Span
+from reasonrag.core.types import Step as Step
+from reasonrag.core.types import Trajectory as Trajectory
+from reasonrag.dpo.pairs import derive_pairs as derive_pairs
+from reasonrag.dpo.train import train_dpo as train_dpo
+from reasonrag.dpo.train import train_sft as train_sft
+from reasonrag.evaluation.run import Evaluation as Evaluation
+from reasonrag.formats import FORMATS as FORMATS
+from reasonrag.formats.base import Block as Block
+from reasonrag.formats.base import Format as Format
+from reasonrag.formats.base import PromptSet as PromptSet
+from reasonrag.formats.base import Reading as Reading
+from reasonrag.formats.stream import StreamFormat as StreamFormat
+from reasonrag.llm.base import LLM as LLM
+from reasonrag.llm.base import Sampling as Sampling
+from reasonrag.mcts.search import Evaluator as Evaluator
+from reasonrag.mcts.search import TreeSearch as TreeSearch
+from reasonrag.online_rl.settings import RLSettings as RLSettings
+from reasonrag.online_rl.settings import load_rl_settings as load_rl_settings
+from reasonrag.online_rl.train import train_online as train_online
+from reasonrag.pipeline.build import build_trees as build_trees
+from reasonrag.pipeline.parts import open_parts as open_parts
+from reasonrag.pipeline.parts import open_retriever as open_retriever
+from reasonrag.retrieval.base import Retriever as Retriever
+from reasonrag.rewards import REWARDS as REWARDS
+from reasonrag.rewards.base import Reward as Reward
+from reasonrag.rewards.base import Score as Score
+from reasonrag.rollout import Engine as Engine
+from reasonrag.training.settings import DPOSettings as DPOSettings
+from reasonrag.training.settings import SFTSettings as SFTSettings
+
+__version__: str
