@@ -44,7 +44,7 @@ COMMANDS = {
     "env": ("train.env", "Serve the rollout engine as an environment that other trainers train on."),
 }
 
-_FILES = 10_240  # macOS allows no more
+_FILES, _FEWEST = 10_240, 32  # macOS allows no more
 
 
 class LazyGroup(click.Group):
@@ -193,6 +193,8 @@ def _allow_files() -> None:
     """Let this process open as many files as its user may: each connection is one, and 256 or 1,024 are usual."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if most < _FEWEST:  # uvloop would end the process
+        _fail(f"too many open files: this process may have {most}, and needs {_FEWEST}; raise `ulimit -Hn`")
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 

@@ -260,7 +260,7 @@ class RecordedFormat(ToolCallsFormat):
         *steps, last = trajectory.steps
         expected = self.prompt(trajectory.question, (*steps, replace(last, passages=(Passage(_RESULT, SEALED),))))
         both = zip(_compared(expected), _compared(Prompt(tuple(following))), strict=False)
-        places = ((ours.partition(SEALED), theirs) for ours, theirs in both if SEALED in ours)
+        places = ((ours.rpartition(SEALED), theirs) for ours, theirs in both if SEALED in ours and ours != theirs)
         # What stands elsewhere is no result, and the next prompt will differ from this one.
         found = "".join(theirs.removeprefix(before).removesuffix(after) for (before, _, after), theirs in places)
         passage = Passage(_RESULT, found)

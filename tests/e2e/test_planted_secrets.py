@@ -348,7 +348,12 @@ def preferences(folder: Path) -> dict[str, Path]:
 # One variant of each paper's comparison.
 PAPERS = {"hiprag": "lp-0", "reasonrag": "sft-1", "search-p1": "outcome", "when-to-search": "full"}
 SMALL = ("--seeds", "1", "--limit", "1", "--max-steps", "1", "--test-limit", "1")
-SHORT = ["--set=rollout.group_size=2", "--set=rollout.questions_per_step=2", "--batch-size=2"]
+SHORT = [
+    "--set=rollout.minibatches=1",
+    "--set=rollout.group_size=2",
+    "--set=rollout.questions_per_step=2",
+    "--batch-size=2",
+]
 VALUES = ("--test-share", "0.4", "--set", "tokens=[a,b]")
 PLAN = "<correct_reasoning_path>1. look</correct_reasoning_path><optimized_planner>Look.</optimized_planner>"
 
@@ -391,7 +396,19 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
         ("export", "demo", "--to", "flashrag", "--out", out / "world"),
         ("verify",),
         *(("papers", paper, *SMALL, "--only", only, "--out", out / paper) for paper, only in PAPERS.items()),
-        ("papers", "real", *TINY, "--only", "sft", "--data", given["real"], "--model", demo, "--out", out / "real"),
+        (
+            "papers",
+            "real",
+            *TINY,
+            "--only",
+            "sft-reader",
+            "--data",
+            given["real"],
+            "--model",
+            demo,
+            "--out",
+            out / "real",
+        ),
         ("index", "serve", index, "--port", "0"),
         ("env", "serve", *sea.flags, "--preset", "search-r1", "--model", model, "--port", "0"),
     ]
