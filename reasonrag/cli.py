@@ -175,7 +175,7 @@ def main() -> None:
         _fail("something in the input is nested too deeply to be read; no question, passage or setting needs that")
     except (Exception, KeyboardInterrupt):
         raise
-    except BaseException as error:  # a part of the user's ends the process, or cancels a task that nobody cancelled
+    except BaseException as error:  # user code called sys.exit, or raised CancelledError
         place = _ended_at(error)
         if place is None:
             raise

@@ -117,7 +117,7 @@ class Slots:
         probe_at: the loop's time at which an engine that is away is asked next.
         losses: requests that the engine has lost since it answered one.
         given_up: whether every request is sent at once, as the engine has been away for too long.
-        returns: how often the engine answered again after it was away: it may have been started anew.
+        returns: how often the engine came back after an outage, perhaps after a restart.
     """
 
     def __init__(self, limit: int | None = None, url: str = "") -> None:

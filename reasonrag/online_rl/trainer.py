@@ -58,7 +58,7 @@ Result = TypeVar("Result")
 
 STATE = "online_rl.json"  # of reward and validation, in a checkpoint
 _DIFFERENCE = "sampling/sampling_logp_difference/mean"  # of the engine's and the trainer's log-probabilities
-_DRIFT, _SMALL = 10, 0.005  # times that of the first step, and nats, from which it is told
+_DRIFT, _SMALL = 10, 0.005  # warn above this multiple of the first step's difference, and above these nats
 # A forward pass of more tokens is not faster per token, and wastes more on padding.
 _ENOUGH_TOKENS = {"cpu": ENOUGH_TOKENS, "gpu": 16_384}
 
@@ -156,8 +156,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     def run_everywhere(self, work: Callable[[], Coroutine[Any, Any, Result]], *, step: int) -> Result:
         """Run `work` on every process. If it fails on any of them, all save a checkpoint and stop.
 
-        Work during which the server was away is done again: one that was
-        started anew answered with the weights that it was started with.
+        If the server was away meanwhile, the work is repeated: after
+        a restart the server answers with its initial weights.
 
         Raises:
             Exception: the exception of this process.
@@ -172,8 +172,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         except Exception as error:  # of any kind: the other processes wait for this one
             failure = error
         message = one_line(f"{type(failure).__name__}: {failure}")[:500] if failure else None
-        slots = getattr(self.rollouts.collector.engine.llm, "slots", None)
-        is_lost = self.rollouts.weights is not None and slots is not None and slots.returns != self.returns
+        is_lost = self.rollouts.weights is not None and self._engine_returns() != self.returns
         reports = gather_object([(message, is_lost)])
         failures = [text for text, _ in reports if text is not None]
         if failures:
@@ -183,7 +182,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
                 self._save_checkpoint(self.model, trial=None)
             raise failure or RunError(f"another process of this training run failed ({failures[0]})")
         if any(lost for _, lost in reports):
-            log.warning("the server was away: it gets the weights again, and these rollouts are made again")
+            log.warning("the server was away: pushing the weights again and repeating these rollouts")
             self.pushed = None
             return self.run_everywhere(work, step=step)
         return results[0]
@@ -431,6 +430,10 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if self.critic is not None:
             self.critic.restore(checkpoint)
 
+    def _engine_returns(self) -> int:
+        """Return how often the engine came back after an outage; 0 for one that does not count."""
+        return int(getattr(getattr(self.rollouts.collector.engine.llm, "slots", None), "returns", 0))
+
     @contextlib.contextmanager
     def _current_weights(self, step: int) -> Iterator[None]:
         """Give the rollout engine the current weights for the duration of the block."""
@@ -439,8 +442,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             if weights.sleeps:
                 torch.cuda.empty_cache()
             weights.push(merged_parameters(self.accelerator.unwrap_model(self.model)))
-            self.pushed, slots = step, getattr(self.rollouts.collector.engine.llm, "slots", None)
-            self.returns = 0 if slots is None else slots.returns
+            self.pushed, self.returns = step, self._engine_returns()
         if local is None:
             yield
             if weights is not None and weights.sleeps:
@@ -483,9 +485,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
             and not self.trainer.settings.rollout.ahead
             and found[-1] > max(_DRIFT * found[0], _SMALL) >= found[-2]
         ):
-            log.warning(
-                "the server does not answer as the trainer's weights do; docs/online.md says why", nats=found[-1]
-            )
+            log.warning("the server's log-probabilities drift from the trainer's; see docs/online.md", nats=found[-1])
 
     def _validate(self, args: Any, step: int) -> None:
         validation = self.trainer.validation

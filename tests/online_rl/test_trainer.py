@@ -240,7 +240,7 @@ def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, ahead, tm
         trainer.rollouts = replace(trainer.rollouts, local=None, weights=sync)
         with structlog.testing.capture_logs() as logs:
             trainer.train()
-        assert sync.version == 2 and any("as the trainer's weights do" in log["event"] for log in logs) == bool(late)
+        assert sync.version == 2 and any("drift from the trainer's" in log["event"] for log in logs) == bool(late)
         (first, second), (_, gap) = ratios(trainer), differences(trainer)
         assert first == pytest.approx(1.0, abs=1e-3)
         if late or ahead:
