@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -112,6 +113,7 @@ def test_what_is_published_is_read_back_and_a_second_time_keeps_what_others_wrot
     files = repo.commits[-1].files
     merged = DatasetCard(files["README.md"].content.decode())
     assert merged.text.endswith("\nWords by hand.\n")
+    assert re.search(r"\| median margin \| 0?\.\d+ \|", merged.text)
     data = merged.data.to_dict()
     assert data["tags"][0] == "by-hand" and data["license"] == "cc-by-4.0"
     assert [config["config_name"] for config in data["configs"]] == ["pairs", "trees"]
