@@ -20,8 +20,6 @@ from reasonrag.core.settings import named_path
 from reasonrag.core.text import quotable
 from reasonrag.core.types import Action, Answer, Passage, Prompt, Question, Step, Trajectory
 
-PassageOrder = Literal["best_first", "best_last"]
-
 # Replaces an observation wherever a trajectory is parsed. No policy can write it: see `without_seals`.
 SEALED = "\ue000"
 
@@ -81,21 +79,17 @@ class Format(Protocol):
     @property
     def name(self) -> str:
         """The key in `FORMATS`, and the folder of its texts in a prompt set."""
-        ...
 
     @property
     def append_only(self) -> bool:
         """Whether each prompt extends the one before it, so that a trajectory is one training row."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """A hash that changes whenever the same steps could give another prompt."""
-        ...
 
     def stage(self, steps: tuple[Step, ...]) -> Stage:
         """Return the kind of decision that comes next, after `steps`."""
-        ...
 
     def must_answer(self, steps: tuple[Step, ...], max_steps: int) -> bool:
         """Return whether the next step has to be the answer, if a trajectory has at most `max_steps` actions.
@@ -103,26 +97,21 @@ class Format(Protocol):
         The passages of a search have to be in a later prompt,
         so this returns True where no step is left to show them.
         """
-        ...
 
     def own_step(self, question: Question, steps: tuple[Step, ...]) -> Action | None:
         """Return the action that the format takes next without asking the policy; None if the policy is asked.
 
         Plain RAG searches for the question before the policy speaks. Text of passages must not decide it.
         """
-        ...
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """Return the next prompt. With `final` the policy is asked for its answer and nothing else."""
-        ...
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse the completion of `prompt(question, steps, final=final)` into an action. Never raises."""
-        ...
 
     def read(self, trajectory: Trajectory) -> Reading:
         """Parse a whole trajectory. Text that the engine inserted is never parsed as tags. Never raises."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +173,7 @@ class InstructedFormat:
         self,
         prompts: PromptSet | None = None,
         *,
-        passage_order: PassageOrder = "best_first",
+        passage_order: Literal["best_first", "best_last"] = "best_first",
         max_passage_chars: int = 4000,
     ) -> None:
         """Read the instructions.
@@ -199,10 +188,8 @@ class InstructedFormat:
         prompts = prompts or PromptSet.find()
         room = self.room or self.name
         # Read once: the texts are part of the fingerprint, whatever happens to the files later.
-        self.texts: dict[str, str] = {}
-        for name in (*self.instructions, *self.optional):
-            if name not in self.optional or prompts.has(f"{room}/{name}"):
-                self.texts[name] = prompts.text(f"{room}/{name}")
+        names = (*self.instructions, *(name for name in self.optional if prompts.has(f"{room}/{name}")))
+        self.texts = {name: prompts.text(f"{room}/{name}") for name in names}
         self.passage_order = passage_order
         self.max_passage_chars = max_passage_chars
 
@@ -282,25 +269,14 @@ def seal(text: str, names: Sequence[str], *, search: str, found: str) -> tuple[s
             closed = text.find(closing, position)
             closed = len(text) if closed < 0 else closed
         # The body ends at its closing tag, or at the first tag in it if another observation begins there.
-        inner_end = _end_of_unclosed(pattern, text, position, closed, search=f"</{search}>", opening=opening)
+        inner = itertools.pairwise(pattern.finditer(text, position, closed))
+        is_closed = not any(before[0] == f"</{search}>" and after[0] == opening for before, after in inner)
+        end = closed if is_closed else next(pattern.finditer(text, position)).start()
         pieces += text[copied:position], SEALED
-        bodies.append(text[position : closed if inner_end is None else inner_end].strip())
-        copied, position = (closed, closed + len(closing)) if inner_end is None else (inner_end, inner_end)
-        after_search = inner_end is None
+        bodies.append(text[position:end].strip())
+        copied, position = end, end + len(closing) * is_closed
+        after_search = is_closed
     return "".join([*pieces, text[copied:]]), bodies
-
-
-def _end_of_unclosed(
-    pattern: re.Pattern[str], text: str, start: int, end: int, *, search: str, opening: str
-) -> int | None:
-    """Return the end of an observation with the start of another one in its body; None without such a start."""
-    first_tag, before = None, ""
-    for tag in pattern.finditer(text, start, end):
-        first_tag = tag.start() if first_tag is None else first_tag
-        if tag[0] == opening and before == search:
-            return first_tag
-        before = tag[0]
-    return None
 
 
 def elements(text: str, names: Sequence[str]) -> tuple[list[tuple[str, str]], str, bool]:
@@ -350,8 +326,7 @@ def last_tag(text: str, names: Sequence[str]) -> tuple[str, str] | None:
     >>> last_tag("<answer>open <query>x</query>", ["query", "answer"])
     ('query', 'x')
     """
-    well_formed = tags(text, names)
-    return well_formed[-1] if well_formed else None
+    return next(reversed(tags(text, names)), None)
 
 
 def tags(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
@@ -360,10 +335,4 @@ def tags(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
     >>> tags("<query>a</query> then <answer> b </answer>", ["query", "answer"])
     [('query', 'a'), ('answer', 'b')]
     """
-    well_formed: list[tuple[str, str]] = []
-    # Neighbours that open and close one name: a tag in between
-    # would make them no neighbours, so none is nested.
-    for opening, closing in itertools.pairwise(_tag_pattern(tuple(names)).finditer(text)):
-        if not opening[1] and closing[1] and opening[2] == closing[2]:
-            well_formed.append((opening[2], text[opening.end() : closing.start()].strip()))
-    return well_formed
+    return elements(text, names)[0]
