@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from reasonrag.core.types import Action, Malformed, Note, Search, Step
+from reasonrag.core.types import Action, Note, Search, Step
 from reasonrag.formats.base import SEALED, Block, Reading, Stage, tags
 from reasonrag.formats.stream import StreamFormat
 
@@ -35,6 +35,7 @@ class HiPRAGFormat(StreamFormat):
 
     name = "hiprag"
     found = "context"
+    notes = ("conclusion",)
     stops = ("</search>", "</conclusion>", "</answer>")
     opening = "<think>\n<step>\n<reasoning>"
     cue = "</think>\n<answer>"
@@ -62,14 +63,9 @@ class HiPRAGFormat(StreamFormat):
         return ""
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        """Parse as the base class does, and a conclusion as a note; after a search its tag is already open."""
-        if not final and completion.rstrip().endswith("</conclusion>"):
-            opened = completion.rfind("<conclusion>")
-            if opened < 0 and not (steps and isinstance(steps[-1].action, Search)):
-                return Malformed("unopened_conclusion", ends=True)
-            start = opened + len("<conclusion>") if opened >= 0 else 0
-            return Note(completion[start : completion.rfind("</conclusion>")].strip())
-        return super().parse(completion, steps, final=final)
+        """Parse as the base class does; after a search the tag of its conclusion is already open."""
+        is_open = not final and steps and isinstance(steps[-1].action, Search)
+        return super().parse(f"<conclusion>{completion}" if is_open else completion, steps, final=final)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -97,8 +93,8 @@ def check(text: str) -> str:
     if text.count("<think>") != 1 or text.count("</think>") != 1:  # line 2
         return "think_count"
     before, _, rest = text.partition("<think>")
-    thought, closed, post = rest.partition("</think>")
-    if not closed:  # line 3
+    thought, end_of_thought, post = rest.partition("</think>")
+    if not end_of_thought:  # line 3
         return "think_order"
     if before.strip():  # line 4
         return "text_before_think"
@@ -111,12 +107,8 @@ def check(text: str) -> str:
         return "empty_answer"
     if trailing.strip():  # line 11
         return "text_after_answer"
-    return _check_steps(thought)
-
-
-def _check_steps(thought: str) -> str:
-    """Check lines 13 to 27 of Algorithm 2: at least one step, each as in Algorithm 3, and nothing else."""
-    position = steps = 0
+    # Lines 13 to 27: at least one step, each as in Algorithm 3, and nothing else.
+    position = 0
     for opened, closed in _steps(thought):
         if thought[position:opened].strip():  # line 20
             return "text_between_steps"
@@ -125,10 +117,9 @@ def _check_steps(thought: str) -> str:
         if reason := check_step(thought[opened + len("<step>") : closed]):  # line 24
             return reason
         position = closed + len("</step>")
-        steps += 1
     if thought[position:].strip():  # line 17
         return "text_between_steps"
-    return "" if steps else "no_step"  # line 27
+    return "" if position else "no_step"  # line 27
 
 
 def check_step(body: str) -> str:

@@ -19,6 +19,7 @@ from reasonrag.core.types import (
     Answer,
     Malformed,
     Message,
+    Note,
     Prompt,
     Question,
     Search,
@@ -61,6 +62,7 @@ class StreamFormat(InstructedFormat):
     instructions = ("instruction",)
     search: ClassVar[str] = "search"  # the tag around a query
     found: ClassVar[str] = "information"  # the tag around the passages, the observation
+    notes: ClassVar[tuple[str, ...]] = ()  # tags around a text that ends an action and is neither search nor answer
     stops: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
     opening: ClassVar[str] = ""  # inserted before the policy's first word
     cue: ClassVar[str] = "<answer>"  # inserted to force an answer
@@ -102,21 +104,22 @@ class StreamFormat(InstructedFormat):
         return f"\n<{self.found}>{documents}</{self.found}>\n" if isinstance(action, Search) else ""
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        """Parse the tag that ends the completion: a search or the answer. Anything else ends the trajectory."""
+        """Parse the tag that ends the completion: search, note or answer. Anything else ends the trajectory."""
         completion = self.in_tags(self.cue + completion if final else completion)
         if final:
             body, closing, _ = completion.partition("</answer>")
             # The cue has opened the tag; a policy that opens it again means the same.
             _, opening, body = body.rpartition("<answer>")
-            return self._answer(body, forced=True) if opening and closing else Malformed("unclosed_answer", ends=True)
+            is_closed = opening and closing
+            return self._action("answer", body, forced=True) if is_closed else Malformed("unclosed_answer", ends=True)
         # The last tag decides: whatever the policy wrote before it is its thought.
-        for tag in (self.search, "answer"):
+        for tag in (self.search, *self.notes, "answer"):
             if completion.rstrip().endswith(f"</{tag}>"):
                 opened = completion.rfind(f"<{tag}>")
                 if opened < 0:
                     return Malformed(f"unopened_{tag}", ends=True)
                 body = completion[opened + len(tag) + 2 : completion.rfind(f"</{tag}>")]
-                return self._answer(body) if tag == "answer" else self._search(body)
+                return Note(body.strip()) if tag in self.notes else self._action(tag, body)
         is_open = f"<{self.search}>" in completion or "<answer>" in completion
         return Malformed("unclosed_tag" if is_open else "no_tag", ends=True)
 
@@ -159,18 +162,15 @@ class StreamFormat(InstructedFormat):
     def _read(self, text: str, observations: Sequence[str], answer: str | None) -> Reading:
         """Parse a text whose observations are sealed, given their bodies in order."""
         pieces, broken, stray = elements(text, self._names)
-        if self._has_written_observation(text):
+        # Only the engine's observations have a seal.
+        opening, closing = f"<{self.found}>", f"</{self.found}>"
+        is_opened = text.count(opening) != text.count(opening + SEALED)
+        if is_opened or text.count(closing) != text.count(SEALED + closing):
             broken = "written_observation"
         reason = broken or self._flaw(pieces, stray, answer)
         thoughts = (body for tag, body in pieces if tag == self.thinks)
         plan = next(thoughts, "") if self.plans else ""
         return Reading(not reason, reason, self._blocks(pieces, observations, answer), answer, plan)
-
-    def _has_written_observation(self, text: str) -> bool:
-        """Return whether there is an observation tag without the seal that marks the engine's own."""
-        opening, closing = f"<{self.found}>", f"</{self.found}>"
-        is_opened = text.count(opening) != text.count(opening + SEALED)
-        return is_opened or text.count(closing) != text.count(SEALED + closing)
 
     def _flaw(self, pieces: Sequence[tuple[str, str]], stray: bool, answer: str | None) -> str:
         """Return the gravest fault of a text with all tags closed; "" if it is well-formed."""
@@ -185,10 +185,8 @@ class StreamFormat(InstructedFormat):
             return "stray_text"
         if answer is None:
             return "empty_answer"
-        for tag, body in pieces:
-            if tag == self.search and (not body or body in ECHOES):
-                return f"empty_{self.search}"
-        return ""
+        is_empty = any(tag == self.search and body in ("", *ECHOES) for tag, body in pieces)
+        return f"empty_{self.search}" if is_empty else ""
 
     def _blocks(
         self, pieces: Sequence[tuple[str, str]], observations: Sequence[str], answer: str | None
@@ -224,13 +222,11 @@ class StreamFormat(InstructedFormat):
         """Return the text that was inserted before a step that had to answer."""
         return self.cue if step.prompt.stop == self.final_stops else ""
 
-    def _answer(self, body: str, *, forced: bool = False) -> Action:
-        body = body.strip()
-        return Malformed("empty_answer", ends=True) if not body or body in ECHOES else Answer(body, forced)
-
-    def _search(self, body: str) -> Action:
-        body = one_line(body)
-        return Malformed(f"empty_{self.search}", ends=True) if not body or body in ECHOES else Search(body)
+    def _action(self, tag: str, body: str, *, forced: bool = False) -> Action:
+        body = body.strip() if tag == "answer" else one_line(body)
+        if not body or body in ECHOES:
+            return Malformed(f"empty_{tag}", ends=True)
+        return Answer(body, forced) if tag == "answer" else Search(body)
 
     def _quote(self, text: str) -> str:
         # Seals go first: removed afterwards, they would join the texts around them into tags.
