@@ -49,9 +49,8 @@ def open_format(config: Config, *, warn: bool = True) -> Format:
         options["open_tags"] = True
     options |= _shown(config)
     prompts = PromptSet.find(config.format.prompts)
-    format: Format
     if name.startswith("python:"):
-        format = make_plugin(name, ("fingerprint", "prompt", "parse"), prompts, **options)
+        format: Format = make_plugin(name, ("fingerprint", "prompt", "parse"), prompts, **options)
     elif name in FORMATS:
         format = FORMATS[name](prompts, **options)
     else:

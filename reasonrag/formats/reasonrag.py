@@ -65,14 +65,10 @@ class ReasonRAGFormat(InstructedFormat):
 
     def stage(self, steps: Sequence[Step]) -> Stage:
         """Return what comes after `steps`. A step that could not be parsed leaves the stage as it was."""
-        for step in reversed(steps):
-            if isinstance(step.action, Answer):
-                return Stage.TERMINAL
-            if isinstance(step.action, Search):
-                return Stage.GROUNDING
-            if isinstance(step.action, Note):
-                break
-        return Stage.REASONING
+        last = next((step.action for step in reversed(steps) if not isinstance(step.action, Malformed)), None)
+        if isinstance(last, Answer):
+            return Stage.TERMINAL
+        return Stage.GROUNDING if isinstance(last, Search) else Stage.REASONING
 
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
         """Return True for the last action, and for the one before it unless passages are still to be read.
@@ -88,18 +84,12 @@ class ReasonRAGFormat(InstructedFormat):
 
         The stage's instruction is the system prompt, or the end of the user turn if all stages share one.
         """
-        stage = self.stage(steps)
-        thoughts = []
-        passages = None
-        for step in steps:
-            if not isinstance(step.action, Malformed):
-                thoughts.append(thought(step.prompt.prefix + step.completion.text))
-            if isinstance(step.action, Search):
-                passages = step.passages
+        taken = [step for step in steps if not isinstance(step.action, Malformed)]
+        thoughts = [thought(step.prompt.prefix + step.completion.text) for step in taken]
         if final:
             return self._chat("answer", question, thoughts)
-        if stage is not Stage.GROUNDING:
-            passages = None  # they were read in the step after the search
+        stage = self.stage(steps)
+        passages = taken[-1].passages if stage is Stage.GROUNDING else None  # read in the step after the search
         return self._chat(stage.value, question, thoughts, passages, tuple(f"</{tag}>" for tag in _ALLOWED[stage]))
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:

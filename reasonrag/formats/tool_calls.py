@@ -36,9 +36,7 @@ def _tagged_calls(text: str) -> Iterator[Call]:
     """Yield `<tool_call>` around JSON (Hermes, Qwen 2.5 and 3), or around `<function=NAME>` (Qwen 3 Coder, 3.5)."""
     for match in _TAGGED.finditer(text):
         if name := _XML.match(match[1]):
-            arguments = {}
-            for argument in _XML_ARGUMENT.finditer(match[1]):
-                arguments[argument[1]] = argument[2].strip("\n")
+            arguments = {found[1]: found[2].strip("\n") for found in _XML_ARGUMENT.finditer(match[1])}
             yield *match.span(), name[1], arguments
         else:
             call = json.loads(match[1])
