@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from reasonrag.core.errors import BackendError
 from reasonrag.core.text import normalize_answer, one_line, quotable
-from reasonrag.core.types import Message, Prompt
+from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.formats.base import Block, Format, Reading
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.rewards.base import BatchReward, Components, Read, RewardSettings, Score
+from reasonrag.rewards.base import BatchReward, Read, RewardSettings, Score
 from reasonrag.rewards.judge import JudgeService, same_meaning, step_holds
 from reasonrag.rollout import gather_all
 
@@ -165,7 +165,7 @@ class _Detection:
         self.policy = policy
         self.sampling = Sampling(temperature=0.0, max_tokens=_MOST_TOKENS, seed=0)
         self.counts = counts
-        self.answers: dict[str, asyncio.Task[str]] = {}  # without a search, by query
+        self.answers: dict[str, asyncio.Future[Completion]] = {}  # without a search, by query
 
     async def flag(self, step: Block) -> StepFlag:
         """Compute Over(step) for a search, Under(step) for any other."""
@@ -187,16 +187,12 @@ class _Detection:
         if step.query not in self.answers:
             self.counts["regenerated"] += 1
             # A task, so that another step with the same query waits for the same answer.
-            self.answers[step.query] = asyncio.create_task(self._answer(step.query))
-        answer = await self.answers[step.query]
+            instruction = Message("system", self.judge.prompts.text("hiprag/direct"))
+            prompt = Prompt((instruction, Message("user", quotable(step.query))))
+            self.answers[step.query] = asyncio.ensure_future(self.policy.complete(prompt, self.sampling))
+        answer = (await self.answers[step.query]).text.strip()
         # A policy with nothing to say does not know the answer: the search was needed.
         return bool(answer) and await same_meaning(self.judge, step.conclusion, answer)
-
-    async def _answer(self, query: str) -> str:
-        instruction = Message("system", self.judge.prompts.text("hiprag/direct"))
-        prompt = Prompt((instruction, Message("user", quotable(query))))
-        reply = await self.policy.complete(prompt, self.sampling)
-        return str(reply.text).strip()
 
 
 class HiPRAGReward(BatchReward):
@@ -242,26 +238,20 @@ class HiPRAGReward(BatchReward):
         steps, searches = len(read.reading.blocks), len(read.reading.queries)
         read.parts.update(answer=answer, format=float(well_formed), bonus=bonus)
         read.parts.update(steps=float(steps), searches=float(searches), own_steps=float(steps - searches))
-        read.parts.update(_counted(flags))
+        suboptimal = Counter(flag.kind for flag in flags or () if flag.suboptimal)
+        known = Counter(flag.kind for flag in flags or () if flag.suboptimal is not None)
+        counts = {
+            "known_steps": known.total(),
+            "searches_known": known["search"],
+            "own_steps_known": known["own"],
+            "over": suboptimal["search"],
+            "under": suboptimal["own"],
+            "silent": sum(flag.cause == "silent" for flag in flags or ()),
+        }
+        read.parts.update({name: None if flags is None else float(count) for name, count in counts.items()})
         # An unreadable verdict is the judge's word on this step; an outage decides nothing, and may end.
         failures = [flag.cause for flag in flags or () if flag.cause not in ("", "silent", "unreadable")]
         if failures and optimal is None:
             read.parts["bonus"] = None
             return Score(None, read.parts, failures[0])
         return Score(value, read.parts)
-
-
-def _counted(flags: Sequence[StepFlag] | None) -> Components:
-    """Return the components that only judged trajectories have."""
-    if flags is None:
-        return dict.fromkeys(("known_steps", "searches_known", "own_steps_known", "over", "under", "silent"))
-    suboptimal = Counter(flag.kind for flag in flags if flag.suboptimal)
-    known = Counter(flag.kind for flag in flags if flag.suboptimal is not None)
-    return {
-        "known_steps": float(known.total()),
-        "searches_known": float(known["search"]),
-        "own_steps_known": float(known["own"]),
-        "over": float(suboptimal["search"]),
-        "under": float(suboptimal["own"]),
-        "silent": float(sum(flag.cause == "silent" for flag in flags)),
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Literal
 
 from reasonrag.formats.base import Format
@@ -135,12 +136,10 @@ class SearchP1Reward(BatchReward):
 
     @staticmethod
     def needs(settings: RewardSettings, format: Format) -> frozenset[str]:
-        chosen, needs = settings.search_p1, set()
-        if chosen.self_track or chosen.reference_track or chosen.outcome == "soft":
-            needs.add("judge")
+        chosen = settings.search_p1
         if chosen.reference_track:
-            needs.add("plans")
-        return frozenset(needs)
+            return frozenset({"judge", "plans"})
+        return frozenset({"judge"} if chosen.self_track or chosen.outcome == "soft" else ())
 
     async def _value(self, read: Read, step: int) -> float:
         settings, parts, question = self.settings.search_p1, read.parts, read.trajectory.question
@@ -164,8 +163,7 @@ class SearchP1Reward(BatchReward):
         is_soft = settings.outcome == "soft"
         if has_tracks or (is_soft and not correct):
             scores = await path_scores(self.parts.judge, question, plan, trajectory_text(read.trajectory))
-            for part, field in _EVALUATOR_PARTS.items():
-                parts[part] = float(getattr(scores, field))
+            parts.update(zip(_EVALUATOR_PARTS, map(float, astuple(scores)), strict=True))
         # Eq. 6 and 7 of the evaluator's counts.
         score = {part: parts[part] or 0.0 for part in _EVALUATOR_PARTS}  # without a call they are not needed
         if settings.self_track:
@@ -180,13 +178,6 @@ class SearchP1Reward(BatchReward):
 
 
 _NO_PLAN = ReferencePlan("", ())
-# The name of a component, and the evaluator's score that it is.
-_EVALUATOR_PARTS = {
-    "planner": "planner_score",
-    "n_plan": "model_plan_steps",
-    "n_self": "effective_steps_self",
-    "n_ref": "effective_steps_ref",
-    "accuracy": "outcome_accuracy_score",
-    "reasoning": "outcome_reasoning_score",
-}
+# The evaluator's scores as components, in the order of `PathScores`.
+_EVALUATOR_PARTS = ("planner", "n_plan", "n_self", "n_ref", "accuracy", "reasoning")
 _COMPUTED_PARTS = ("plan_missing", "n_reference", "s_self", "s_ref", "path", "outcome")
