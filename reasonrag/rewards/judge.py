@@ -93,9 +93,8 @@ class JudgeService:
         system, user = prompt.messages
         reminded = replace(prompt, messages=(system, Message("user", f"{user.content}\n\n{contract.reminder}")))
         for attempt in range(self.attempts):
-            temperature = self.sampling.temperature
-            if attempt >= 2:  # a greedy judge would repeat its second reply
-                temperature = max(temperature, 1.0)
+            # A greedy judge would repeat its second reply.
+            temperature = max(self.sampling.temperature, float(attempt >= 2))
             sampling = replace(self.sampling, temperature=temperature, seed=derive_seed(seed, attempt))
             try:
                 reply = await self.llm.complete(reminded if attempt else prompt, sampling)
@@ -111,10 +110,8 @@ class JudgeService:
 
 def templates_fingerprint(prompts: PromptSet) -> str:
     """Return a hash that changes whenever the same question could be asked with another prompt."""
-    texts: list[str] = []
-    for path in sorted((prompts.folder / "judge").glob("*.txt")):
-        texts += [path.stem, prompts.text(f"judge/{path.stem}")]
-    return fingerprint(*texts)
+    names = [path.stem for path in sorted((prompts.folder / "judge").glob("*.txt"))]
+    return fingerprint(*(text for name in names for text in (name, prompts.text(f"judge/{name}"))))
 
 
 def quoted(fields: Fields) -> str:
@@ -132,12 +129,9 @@ def quoted(fields: Fields) -> str:
     for label, value in fields.items():
         if isinstance(value, str):
             lines.append(f"{label}: {_no_verdict(value)}")
-            continue
-        lines.append(f"{label}:")
-        for number, text in enumerate(value, 1):
-            lines.append(f"{number}. {_no_verdict(text)}")
-        if not value:
-            lines.append("None.")
+        else:
+            numbered = [f"{number}. {_no_verdict(text)}" for number, text in enumerate(value, 1)]
+            lines += [f"{label}:", *(numbered or ["None."])]
     return "\n".join(lines)
 
 
@@ -362,15 +356,13 @@ def read_path(reply: str, *, reference_steps: int = MAX_STEPS) -> PathScores | N
     True
     """
     reported = last_json_object(_after_thinking(reply)) or {}
-    scores: dict[str, Any] = {}
-    for score in fields(PathScores):
-        value = reported.get(score.name)
-        allowed = _ALLOWED.get(score.name, range(MAX_STEPS + 1))
+    scores: dict[str, Any] = {score.name: reported.get(score.name) for score in fields(PathScores)}
+    for name, value in scores.items():
+        allowed = _ALLOWED.get(name, range(MAX_STEPS + 1))
         # True equals 1, and 2.0 is in a range, but neither is a score or a count.
-        types = (int, float) if score.name in _ALLOWED else (int,)
+        types = (int, float) if name in _ALLOWED else (int,)
         if type(value) not in types or value not in allowed:
             return None
-        scores[score.name] = value
     path = PathScores(**scores)
     # More steps done than planned, or than the reference has: the judge has miscounted.
     if path.effective_steps_self > path.model_plan_steps or path.effective_steps_ref > reference_steps:
@@ -411,16 +403,14 @@ def last_json_object(reply: str) -> dict[str, Any] | None:
     """
     decoder = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_refuse_constant)
     last: dict[str, Any] | None = None
-    failures = 0  # braces that begin no JSON, such as those of a formula
-    opening = _OBJECT.search(reply)
-    while opening:
+    end = failures = 0  # failures: braces that begin no JSON, such as those of a formula
+    while opening := _OBJECT.search(reply, end):
         try:
             last, end = decoder.raw_decode(reply, opening.start())
         except (ValueError, RecursionError):
             end, failures = opening.end(), failures + 1
         if failures == _MOST_TRIED:
             return None  # each try may read the whole rest: trying every brace would take quadratic time
-        opening = _OBJECT.search(reply, end)
     return last
 
 
