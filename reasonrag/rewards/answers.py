@@ -96,9 +96,8 @@ class JudgeOutcome:
         asked = (self._verdict(judge, trajectory.question, trajectory.answer) for judge in self._judges)
         votes = await gather_all(asked)
         values = [value for value, _ in votes if value is not None]
-        reason = min(votes, key=lambda vote: vote[0] is None)[
-            1
-        ]  # of the first verdict; if no verdict could be read, its cause
+        # That of the first verdict; if no verdict could be read, its cause.
+        _, reason = min(votes, key=lambda vote: vote[0] is None)
         error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
         return Grade(fmean(values) if values else None, reason, error, len(votes))
 

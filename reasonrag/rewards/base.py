@@ -77,7 +77,6 @@ class Reward(Protocol):
 
         Never raises if a judge or a model fails: the score of that trajectory then has no value.
         """
-        ...
 
     def observe(self, scores: Sequence[Score], *, step: int) -> None:
         """Receive all scores of a training step, once per step: for schedules that depend on them."""
@@ -100,7 +99,6 @@ class Outcome(Protocol):
 
         A verdict that is missing is a grade without a value, never 0.
         """
-        ...
 
 
 class Encoder(Protocol):
@@ -108,7 +106,6 @@ class Encoder(Protocol):
 
     async def encode(self, texts: Sequence[str]) -> list[list[float]]:
         """Return `[n][d]`, one vector per text; only vectors of the same call can be compared."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +183,11 @@ def finite(score: Score) -> Score:
     >>> finite(Score(float("nan"), {"em": 1.0}))
     Score(value=None, parts={'em': 1.0}, cause='not_finite', steps=())
     """
-    parts: Components = {}
-    for name, part in score.parts.items():
-        parts[name] = part if part is None or math.isfinite(part) else None
     numbers = [score.value, *score.parts.values(), *score.steps]
-    is_finite = all(number is None or math.isfinite(number) for number in numbers)
-    return score if is_finite else Score(None, parts, "not_finite")
+    if all(number is None or math.isfinite(number) for number in numbers):
+        return score
+    known = {name: part for name, part in score.parts.items() if part is not None and math.isfinite(part)}
+    return Score(None, {**dict.fromkeys(score.parts), **known}, "not_finite")
 
 
 @dataclass(frozen=True, slots=True)

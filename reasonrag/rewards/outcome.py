@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.types import Completion, Search, Trajectory
+from reasonrag.core.types import Search, Trajectory
 from reasonrag.formats.base import Format
 from reasonrag.rewards.base import BatchReward, Read, RewardSettings, Score
 
@@ -53,21 +53,18 @@ def search_confidence(trajectory: Trajectory, opening: str, decode: Callable[[Se
     Raises:
         ConfigError: a search has no log-probabilities.
     """
-    searches = [step.completion for step in trajectory.steps if isinstance(step.action, Search)]
-    lowest = [min(_search_logprobs(completion, opening, decode)) for completion in searches]
+    lowest: list[float] = []
+    for completion in (step.completion for step in trajectory.steps if isinstance(step.action, Search)):
+        ids, logprobs = completion.token_ids, completion.logprobs
+        if not ids or logprobs is None or len(logprobs) != len(ids):
+            raise ConfigError(
+                "reward.outcome.search_confidence needs the log-probability of each sampled token, and the policy's "
+                "engine reports none; set it to 0, or rollout.top_p to 1, or leave rollout.url out"
+            )
+        # The longer the tail, the more it holds: the shortest tail with the tag begins where the tag does.
+        after_tag = bisect_left(range(len(ids)), True, key=lambda start: opening not in decode(ids[start:]))
+        lowest.append(min(logprobs[max(after_tag - 1, 0) :]))
     return math.exp(min(lowest)) if lowest else None
-
-
-def _search_logprobs(completion: Completion, opening: str, decode: Callable[[Sequence[int]], str]) -> Sequence[float]:
-    ids, logprobs = completion.token_ids, completion.logprobs
-    if not ids or logprobs is None or len(logprobs) != len(ids):
-        raise ConfigError(
-            "reward.outcome.search_confidence needs the log-probability of each sampled token, and the policy's engine "
-            "reports none; set it to 0, or rollout.top_p to 1, or leave rollout.url out"
-        )
-    # The longer the tail, the more it holds: the shortest tail with the tag begins where the tag does.
-    after_tag = bisect_left(range(len(ids)), True, key=lambda start: opening not in decode(ids[start:]))
-    return logprobs[max(after_tag - 1, 0) :]
 
 
 class OutcomeReward(BatchReward):
