@@ -85,8 +85,7 @@ _WORDS = frozenset(map(normalize_answer, words())) - {relation.key for relation 
 @lru_cache(maxsize=4)
 def knowledge_of(world_seed: int) -> Knowledge:
     """Return the facts of the world with that seed."""
-    world = make_world(world_seed)
-    parts = (*world.parts.values(), world.famous)
+    parts = make_world(world_seed).all_parts
     facts = {
         normalize_answer(f"{name} {key}"): normalize_answer(value)
         for part in parts
@@ -146,22 +145,14 @@ def step_holds(world: Knowledge, fields: Fields) -> Verdict | None:
     return _boolean(False) if can_be_judged else None
 
 
-def asked_question(world: Knowledge, fields: Fields, label: str = "Question") -> Question | None:
-    """Return the question of this world that a request is about, by its text and golden answers."""
-    return world.questions.get((_text(fields, label), tuple(_text(fields, "Golden answers").split(" | "))))
-
-
 def answer(world: Knowledge, fields: Fields) -> Verdict | None:
     """Reply YES if the prediction equals one of the answers (exact match)."""
     match = exact_match(_text(fields, "Prediction"), _text(fields, "Reference answers").split(" | ")) > 0
     return ("YES", lambda generator: "NO") if match else ("NO", lambda generator: "YES")
 
 
-def path(world: Knowledge, fields: Fields) -> Verdict | None:
-    """Reply with the six scores of `score_path`; None if the question is not of this world."""
-    question = asked_question(world, fields)
-    if question is None:
-        return None
+def path(world: Knowledge, fields: Fields, question: Question) -> Verdict:
+    """Reply with the six scores of `score_path`."""
     text = "\n".join(_SHOWN_TAG.sub("<", piece) for piece in fields["Trajectory"])
     reference = tuple(fields["Reference path"])
     scores = score_path(world, question, reference, read(text))
@@ -183,17 +174,13 @@ def path(world: Knowledge, fields: Fields) -> Verdict | None:
     return json.dumps(asdict(scores)), wrong
 
 
-def plan(world: Knowledge, fields: Fields) -> Verdict | None:
+def plan(world: Knowledge, fields: Fields, question: Question) -> Verdict:
     """Reply with the searches that the question needs; an error adds or drops one."""
-    question = asked_question(world, fields, "Question to plan")
-    return None if question is None else _plan(world, _needed(question))
+    return _plan(world, _needed(question))
 
 
-def vote(world: Knowledge, fields: Fields) -> Verdict | None:
+def vote(world: Knowledge, fields: Fields, question: Question) -> Verdict:
     """Reply with the searches that the question needs and some candidate made; without any, the shortest candidate."""
-    question = asked_question(world, fields)
-    if question is None:
-        return None
     paths = [tuple(value) for label, value in fields.items() if label.startswith("Path ")]
     proposed = set(map(normalize_answer, chain.from_iterable(paths)))
     essential = [step for step in _needed(question) if normalize_answer(step) in proposed]
@@ -244,7 +231,7 @@ def score_path(world: Knowledge, question: Question, reference: Sequence[str], r
     queries = list(dict.fromkeys(map(normalize_answer, reading.queries)))
     brought = [query for query in queries if _brought(world, query, reading)]
     right = exact_match(reading.answer, question.golden_answers) > 0
-    planned = len(_matched(world, items, needed))
+    planned = _matched(world, items, needed)
     found = set(facts) if question.metadata["known"] and right else _found(world, facts, reading)
     planner_score = 0.6 if planned else 0.2
     if planned == len(needed) and len(items) <= len(needed) + 1:
@@ -253,8 +240,8 @@ def score_path(world: Knowledge, question: Question, reference: Sequence[str], r
     return PathScores(
         planner_score=planner_score,
         model_plan_steps=len(items),
-        effective_steps_self=len(_matched(world, items, brought)),
-        effective_steps_ref=len(_matched(world, reference, queries)),
+        effective_steps_self=_matched(world, items, brought),
+        effective_steps_ref=_matched(world, reference, queries),
         outcome_accuracy_score=1.0 if right else 0.5 if token_f1(reading.answer, question.golden_answers) > 0 else 0.0,
         outcome_reasoning_score=reasoning_score,
     )
@@ -283,19 +270,18 @@ def _found(world: Knowledge, facts: Collection[str], reading: Reading) -> set[st
     return {query for query in facts if is_true.get(query, f"{query} {world.facts[query]}" in shown)}
 
 
-def _matched(world: Knowledge, items: Sequence[str], queries: Iterable[str]) -> dict[int, str]:
-    """Match items to queries, each at most once: first by all words of the query, then by its key."""
+def _matched(world: Knowledge, items: Sequence[str], queries: Iterable[str]) -> int:
+    """Match items to queries, each at most once: first by all words of the query, then by its key; return how many."""
     unmatched = list(map(normalize_answer, queries))
     texts = [f" {normalize_answer(item)} " for item in items]
-    matches: dict[int, str] = {}
     # An item such as "the mayor" means the search with this key, unless it names another entity.
     for whole in (True, False):
-        for place, text in enumerate(texts):
+        for text in tuple(texts):
             meant = next((query for query in unmatched if _means(world, text, query, whole=whole)), None)
-            if place not in matches and meant is not None:
-                matches[place] = meant
+            if meant is not None:
+                texts.remove(text)
                 unmatched.remove(meant)
-    return matches
+    return len(items) - len(texts)
 
 
 def _means(world: Knowledge, text: str, query: str, *, whole: bool) -> bool:
@@ -340,7 +326,7 @@ _NUMBERED = re.compile(r"\d+\. ?(.*)", re.DOTALL)
 _LABELLED = re.compile(r"([A-Z][a-z0-9 ]*):(?: (.*))?", re.DOTALL)
 
 
-def process(world: Knowledge, fields: Fields) -> Verdict | None:
+def process(world: Knowledge, fields: Fields, question: Question) -> Verdict:
     """Score the steps so far in [0, 1]; a wrong verdict is uniform.
 
     1 for a correct answer, 0 for a wrong one, and 0.2 to 0.8 for an unfinished
@@ -350,9 +336,6 @@ def process(world: Knowledge, fields: Fields) -> Verdict | None:
     before the answer. Each wrong note of an unfinished trajectory, of a needed fact or of
     something else than was asked for, multiplies it by 0.25. An empty note is needless.
     """
-    question = asked_question(world, fields)
-    if question is None:
-        return None
     facts: dict[str, str] = {hop["query"]: hop["evidence"] for hop in question.metadata["path"]}
     noted: set[str] = set()
     missing: str | None = None  # the fact that the last query asks for, until its passages are read
@@ -382,29 +365,26 @@ def process(world: Knowledge, fields: Fields) -> Verdict | None:
         taken += 1
     if question.metadata["known"]:
         needless = taken
-    score = PER_NEEDLESS_STEP**needless
+    score, ended = PER_NEEDLESS_STEP**needless, ""
     if right is None:
         progress = (len(noted) + (missing is not None) / 2) / len(facts)
         score = score * PER_WRONG_NOTE**wrong * (NOTHING + (ALL_NOTED - NOTHING) * progress)
     else:
         score *= right
-    ended = "" if right is None else f" The answer is {'right' if right else 'wrong'}."
-    reply = (
-        f"{len(noted)} of {len(facts)} needed facts noted, {wrong} wrong notes, {needless} needless steps.{ended} "
-        f"{_verdict(score)}"
-    )
-    return reply, lambda generator: _verdict(generator.random())
+        ended = f" The answer is {'right' if right else 'wrong'}."
+    counts = f"{len(noted)} of {len(facts)} needed facts noted, {wrong} wrong notes, {needless} needless steps."
+    return f"{counts}{ended} {_verdict(score)}", lambda generator: _verdict(generator.random())
 
 
-# By the labels of the request.
-_JUDGES: dict[tuple[str, ...], Callable[[Knowledge, Fields], Verdict | None]] = {
+# By the labels of the request. With golden answers it is about a question, which the function gets as well.
+_JUDGES: dict[tuple[str, ...], Callable[..., Verdict | None]] = {
     ("Question", "Golden answers", "Steps so far"): process,
-    ("Statement 1", "Statement 2"): same_meaning,
-    ("Reasoning", "Conclusion"): step_holds,
     ("Question", "Golden answers", "Reference planner", "Reference path", "Trajectory"): path,
-    ("Prediction", "Reference answers"): answer,
     ("Question to plan", "Golden answers"): plan,
     ("Question", "Golden answers", "Planner", "Path"): vote,
+    ("Statement 1", "Statement 2"): same_meaning,
+    ("Reasoning", "Conclusion"): step_holds,
+    ("Prediction", "Reference answers"): answer,
 }
 
 
@@ -438,7 +418,11 @@ class DemoJudge:
         judge = _JUDGES.get(tuple(dict.fromkeys(labels)))
         if judge is None:
             raise LLMError("demo-judge can only answer the prompts of judges", cause="refused")
-        verdict = judge(self._world, fields)
+        about: list[Question | None] = []
+        if "Golden answers" in fields:  # the first label is that of a question, which may be of another world
+            text, golden = _text(fields, next(iter(fields))), _text(fields, "Golden answers")
+            about.append(self._world.questions.get((text, tuple(golden.split(" | ")))))
+        verdict = None if None in about else judge(self._world, fields, *about)
         words = sum(len(message.content.split()) for message in prompt.messages)
         text = "This is not of the demo world that this judge knows."  # parsed as no verdict
         if verdict is not None:
@@ -474,16 +458,15 @@ def _read(prompt: Prompt) -> dict[str, str | list[str]]:
     listed: list[str] | None = None
     # A label and its text a line; a label without a text has numbered lines below it.
     for line in prompt.messages[-1].content.split("\n"):
+        if not line:
+            break  # a second attempt adds a reminder after an empty line
         if listed is not None and (numbered := _NUMBERED.fullmatch(line)):
             listed.append(numbered[1])
-        elif (labelled := _LABELLED.fullmatch(line)) is None:
-            if line and line != "None.":
-                return {}
-            if not line:
-                break  # a second attempt adds a reminder after an empty line
-        else:
+        elif labelled := _LABELLED.fullmatch(line):
             listed = [] if labelled[2] is None else None
             fields[labelled[1]] = labelled[2] if listed is None else listed
+        elif line != "None.":
+            return {}
     return fields
 
 

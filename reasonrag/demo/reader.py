@@ -16,7 +16,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -206,9 +206,9 @@ def analyse(question: str) -> ParsedQuestion:
     options = _options(question)
     # "(1996 Film)" distinguishes titles and is not a name itself.
     plain = _BRACKETS.sub(lambda group: group[0].casefold(), question)
-    entities = options or _distinct(span.text for span in names(plain))
+    entities = options or tuple(dict.fromkeys(span.text for span in names(plain)))
     taken = stem_set(" ".join(entities))
-    relation = tuple(word for word in _distinct(content_words(question)) if stem(word) not in taken)
+    relation = tuple(dict.fromkeys(word for word in content_words(question) if stem(word) not in taken))
     return ParsedQuestion(question, Kind.CHOICE if options else _kind(question), options, entities, relation)
 
 
@@ -238,10 +238,6 @@ def _options(question: str) -> tuple[str, ...]:
     sides = tuple(side.strip(" \"“”'?,") for side in (left, right.partition(", ")[0]))
     look_like_names = all(any(char.isupper() or char.isdigit() for char in side) for side in sides)
     return sides if look_like_names else ()
-
-
-def _distinct(items: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(items))
 
 
 # The reader
@@ -363,9 +359,7 @@ class _Reader:
         """Return queries with a score each; none repeats an earlier one."""
         parsed = self._parsed
         relation = " ".join(parsed.relation[:8])
-        scored: list[Scored] = []
-        if not self._queries:
-            scored.append((" ".join(content_words(parsed.text)), 1.5))
+        scored: list[Scored] = [] if self._queries else [(" ".join(content_words(parsed.text)), 1.5)]
         unseen = self._unseen_names()
         for name in parsed.entities:
             weight = 2.0 if name in unseen else 0.3
@@ -375,11 +369,8 @@ class _Reader:
         for name, score in spans(replace(parsed, kind=Kind.BRIDGE), pieces, self._queries):
             if name[0].isupper() and not _DEMONYM.match(name):
                 scored += [(f"{name} {relation}", score - 0.5), (name, score - 0.5 - 0.5)]
-        earlier = list(map(stem_set, self._queries))
-        new: list[Scored] = []
-        for query, score in scored:
-            if stem_set(query) and stem_set(query) not in earlier:
-                new.append((one_line(query), score))
+        earlier = [frozenset(), *map(stem_set, self._queries)]
+        new = [(one_line(query), score) for query, score in scored if stem_set(query) not in earlier]
         return new or ([] if self._queries else [(parsed.text, 0.0)])
 
     def _extract(self) -> str:

@@ -199,7 +199,7 @@ class World:
             text = question.question
             if text not in drawn:  # one that comes twice is drawn again
                 metadata = {**question.metadata, "split": split}
-                drawn[text] = replace(question, id=f"{self._stem}-{part}-{len(drawn):06d}", metadata=metadata)
+                drawn[text] = replace(question, id=f"{self.stem}-{part}-{len(drawn):06d}", metadata=metadata)
         return list(drawn.values())
 
     def named(self, questions: Iterable[Question]) -> set[str]:
@@ -207,14 +207,8 @@ class World:
         texts = "\n".join(question.question for question in questions)
         return {name for part in self.all_parts for name in part.facts if name in texts}
 
-    def corpus(self) -> list[Passage]:
-        """Return the pages of all parts, shuffled: one corpus for all splits."""
-        entities = [(part, name) for part in self.all_parts for name in part.facts]
-        Random(f"demo corpus {self.seed}").shuffle(entities)
-        return [part.page(name, f"{self._stem}-page-{number:05d}") for number, (part, name) in enumerate(entities)]
-
     @property
-    def _stem(self) -> str:
+    def stem(self) -> str:
         """Prefix of ids: worlds of other seeds have other ids, so that their data sets can be merged."""
         return "demo" if self.seed == 0 else f"demo-{self.seed}"
 
@@ -244,21 +238,23 @@ def demo_questions(split: DemoSplit, *, seed: int = 0, limit: int | None = None)
     """Return the first `limit` questions of a split (600 train, 300 dev, 1200 test) of the world with that seed."""
     name, _, part = split.partition("-")
     questions = make_world(seed).questions(cast(Split, name), ("list",) if part == "list" else _ROUND)
-    return (with_famous(questions, share=1 / 3) if part == "famous" else questions)[:limit]
+    return (_with_famous(questions) if part == "famous" else questions)[:limit]
 
 
 def demo_corpus(seed: int = 0) -> list[Passage]:
-    """Return all pages of the world with that seed, of all splits."""
-    return make_world(seed).corpus()
+    """Return the pages of the world with that seed, shuffled: one corpus for all splits."""
+    world = make_world(seed)
+    entities = [(part, name) for part in world.all_parts for name in part.facts]
+    Random(f"demo corpus {seed}").shuffle(entities)
+    return [part.page(name, f"{world.stem}-page-{number:05d}") for number, (part, name) in enumerate(entities)]
 
 
-def with_famous(questions: list[Question], *, share: float) -> list[Question]:
-    """Drop questions from the end until those about famous entities are this share; keep the order.
+def _with_famous(questions: list[Question]) -> list[Question]:
+    """Drop questions from the end until a third is about famous entities; keep the order.
 
     A search is known to be needless only if the policy knows the answer, and such questions are few.
     """
-    known = sum(question.metadata["known"] for question in questions)
-    room = round(known * (1 - share) / share)
+    room = 2 * sum(question.metadata["known"] for question in questions)
     kept = []
     for question in questions:
         if question.metadata["known"] or room > 0:
