@@ -180,6 +180,10 @@ def parse_score(reply: str) -> float | None:
     return score / scale if 0 <= score <= scale < math.inf and scale else None
 
 
+def _asked(question: Question, label: str = "Question") -> dict[str, str | Sequence[str]]:
+    return {label: question.question, "Golden answers": " | ".join(question.golden_answers)}
+
+
 _PROCESS = Contract(
     parse_score, "Reply with this line only, SCORE being a number between 0 and 1: So the score is SCORE"
 )
@@ -187,11 +191,7 @@ _PROCESS = Contract(
 
 async def process_score(judge: JudgeService, trajectory: Trajectory, *, seed: int) -> float:
     """Return a verdict in [0, 1] on a trajectory, given its golden answers (arXiv:2505.14069, eq. 6, Fig. 14)."""
-    shown: Fields = {
-        "Question": trajectory.question.question,
-        "Golden answers": " | ".join(trajectory.question.golden_answers),
-        "Steps so far": [step.completion.text for step in trajectory.steps],
-    }
+    shown = _asked(trajectory.question) | {"Steps so far": [step.completion.text for step in trajectory.steps]}
     return await judge.ask("process", shown, _PROCESS, seed=seed)
 
 
@@ -248,9 +248,7 @@ async def path_scores(judge: JudgeService, question: Question, plan: ReferencePl
         trajectory_text: with its tags; each element is shown on a separate line.
     """
     elements = [element for element in _BEFORE_TAG.split(trajectory_text) if element.strip()]
-    shown: Fields = {
-        "Question": question.question,
-        "Golden answers": " | ".join(question.golden_answers),
+    shown = _asked(question) | {
         "Reference planner": plan.planner,
         "Reference path": plan.steps,
         # A verdict in JSON that the policy wrote must not
@@ -295,7 +293,7 @@ def read_grade(reply: str) -> tuple[float, str] | None:
 async def propose_plan(judge: JudgeService, question: Question) -> ReferencePlan:
     """Return a plan made from the question and its golden answers alone (Search-P1, Alg. 1, App. D.2)."""
     # No other label: a policy's own prompt begins with "Question".
-    shown = {"Question to plan": question.question, "Golden answers": " | ".join(question.golden_answers)}
+    shown = _asked(question, "Question to plan")
     return await judge.ask("plan", shown, _PLAN)
 
 
@@ -307,10 +305,7 @@ async def vote_plan(judge: JudgeService, question: Question, candidates: Sequenc
         question: the question of all candidates; shown with its golden answers, as in App. D.2.
         candidates: plan and searches of each correct trajectory, at least one; a plan may be empty.
     """
-    shown: dict[str, str | Sequence[str]] = {
-        "Question": question.question,
-        "Golden answers": " | ".join(question.golden_answers),
-    }
+    shown = _asked(question)
     for number, candidate in enumerate(candidates, 1):
         shown[f"Planner {number}"] = candidate.planner
         shown[f"Path {number}"] = candidate.steps
