@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, cast
@@ -98,14 +99,9 @@ def famous_names(kind: Kind) -> tuple[str, ...]:
 
 def words() -> tuple[str, ...]:
     """Return every word that a page or a query can hold, once each, in a fixed order."""
-    chosen: list[str] = []
-    for pool in (*_NAMES.values(), _FAMOUS.values()):
-        chosen += " ".join(pool).split()
-    chosen += [relation.key for relation in RELATIONS]
-    for relation in RELATIONS:
-        if isinstance(relation.target, tuple):
-            chosen += relation.target
-    return tuple(chosen)
+    of_names = " ".join(chain(*_NAMES.values(), _FAMOUS.values())).split()
+    classes = [relation.target for relation in RELATIONS if isinstance(relation.target, tuple)]
+    return (*of_names, *(relation.key for relation in RELATIONS), *chain(*classes))
 
 
 @dataclass(frozen=True, slots=True)

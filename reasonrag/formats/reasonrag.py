@@ -116,11 +116,8 @@ class ReasonRAGFormat(InstructedFormat):
         """Parse a trajectory: a search with its note is one block, and so is an answer without a search."""
         malformed = [step.action.reason for step in trajectory.steps if isinstance(step.action, Malformed)]
         reason = malformed[0] if malformed else "" if trajectory.answer is not None else "no_answer"
-        return Reading(not reason, reason, self._blocks(trajectory.steps), trajectory.answer)
-
-    def _blocks(self, steps: Sequence[Step]) -> tuple[Block, ...]:
         blocks: list[Block] = []
-        for step in steps:
+        for step in trajectory.steps:
             match step.action:
                 case Search(query):
                     context = "\n".join(passage.contents for passage in step.passages)
@@ -129,7 +126,7 @@ class ReasonRAGFormat(InstructedFormat):
                     blocks[-1] = replace(blocks[-1], conclusion=evidence)
                 case Answer(answer) if answer and not blocks:
                     blocks.append(Block(step.completion.text.partition("<answer>")[0].strip(), conclusion=answer))
-        return tuple(blocks)
+        return Reading(not reason, reason, tuple(blocks), trajectory.answer)
 
     def _chat(
         self,

@@ -11,7 +11,6 @@ from reasonrag.core.settings import nearest
 from reasonrag.formats.base import Format
 from reasonrag.rewards.base import (
     MISSING,
-    Encoder,
     FunctionReward,
     Reward,
     RewardParts,
@@ -35,7 +34,7 @@ REWARDS: dict[str, Callable[[RewardSettings, RewardParts], Reward]] = {
     "when-to-search": WhenToSearchReward,
 }
 
-__all__ = ["REWARDS", "Encoder", "Reward", "RewardParts", "RewardSettings", "Score", "open_reward", "reward_needs"]
+__all__ = ["REWARDS", "Reward", "RewardParts", "RewardSettings", "Score", "open_reward", "reward_needs"]
 
 
 def reward_needs(settings: RewardSettings, format: Format) -> frozenset[str] | None:

@@ -329,7 +329,7 @@ class FunctionReward(BatchReward):
     questions while it runs, so one that waits for a network should be async.
 
     Args:
-        function: as above, else ConfigError.
+        function: as above (`trl_columns`).
         name: for messages, such as `my_rewards:brevity`.
         parts: gives the format that reads the trajectories.
     """
@@ -338,7 +338,6 @@ class FunctionReward(BatchReward):
         super().__init__(RewardSettings(), parts)
         self.function = function
         self.name = name
-        trl_columns(function, name)
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
         rewards = await call_function(self.function, self.name, [read.trajectory for read in batch], step)

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from reasonrag.rewards.base import BatchReward, Read, RewardSettings, Score
 from reasonrag.rewards.judge import JudgeService, same_meaning, step_holds
 from reasonrag.rollout import gather_all
 
-_MOST_TOKENS = 256  # of the policy's answer without a search
+_WITHOUT_SEARCH = Sampling(temperature=0.0, max_tokens=256, seed=0)  # of the policy's answers
 _NOTHING = re.compile(
     r"(none|nothing|unknown|nil|na|not (found|known|given|mentioned|available|clear)( \w+)*|"
     r"(there is |i have |i found |found )?no (\w+ )?(information|evidence|conclusion|result|mention)s?( \w+)*)?"
@@ -157,15 +157,14 @@ def _keys(blocks: Sequence[Block]) -> list[Block]:
     return keys
 
 
+@dataclass(eq=False)
 class _Detection:
     """Judges the steps of one batch; the policy answers each query once."""
 
-    def __init__(self, judge: Any, policy: Any, counts: Counter[str]) -> None:
-        self.judge = judge
-        self.policy = policy
-        self.sampling = Sampling(temperature=0.0, max_tokens=_MOST_TOKENS, seed=0)
-        self.counts = counts
-        self.answers: dict[str, asyncio.Future[Completion]] = {}  # without a search, by query
+    judge: Any
+    policy: Any
+    counts: Counter[str]
+    answers: dict[str, asyncio.Future[Completion]] = field(default_factory=dict)  # without a search, by query
 
     async def flag(self, step: Block) -> StepFlag:
         """Compute Over(step) for a search, Under(step) for any other."""
@@ -189,7 +188,7 @@ class _Detection:
             # A task, so that another step with the same query waits for the same answer.
             instruction = Message("system", self.judge.prompts.text("hiprag/direct"))
             prompt = Prompt((instruction, Message("user", quotable(step.query))))
-            self.answers[step.query] = asyncio.ensure_future(self.policy.complete(prompt, self.sampling))
+            self.answers[step.query] = asyncio.ensure_future(self.policy.complete(prompt, _WITHOUT_SEARCH))
         answer = (await self.answers[step.query]).text.strip()
         # A policy with nothing to say does not know the answer: the search was needed.
         return bool(answer) and await same_meaning(self.judge, step.conclusion, answer)
