@@ -128,9 +128,7 @@ class PromptSet:
             ConfigError: there is neither.
         """
         shipped = sorted(path.name for path in _SHIPPED_SETS.iterdir() if path.is_dir())
-        if name in shipped:
-            return cls(_SHIPPED_SETS / name)
-        folder = named_path(name)
+        folder = _SHIPPED_SETS / name if name in shipped else named_path(name)
         if not folder.is_dir():
             raise ConfigError(f"prompt set {name!r} is neither a folder nor one of {', '.join(shipped)}")
         return cls(folder)

@@ -13,7 +13,7 @@ answers, as App. D asks it to. The first step is opened for it (line 1).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from reasonrag.core.types import Action, Note, Search, Step
@@ -21,6 +21,8 @@ from reasonrag.formats.base import SEALED, Block, Reading, Stage, tags
 from reasonrag.formats.stream import StreamFormat
 
 _STEP_TAGS = ("reasoning", "search", "context", "conclusion")
+# A step ends at the next closing tag, whatever is in between; the last one may be unclosed.
+_STEP = re.compile(r"<step>(?P<body>.*?)(?P<closing></step>|\Z)", re.DOTALL)
 # Well-formed reasoning holds none of the others; if it is never closed it ends there.
 _END_OF_REASONING = re.compile("</reasoning>|<search>|<context>|<conclusion>")
 
@@ -64,7 +66,7 @@ class HiPRAGFormat(StreamFormat):
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse as the base class does; after a search the tag of its conclusion is already open."""
-        is_open = not final and steps and isinstance(steps[-1].action, Search)
+        is_open = not final and self.stage(steps) is Stage.GROUNDING
         return super().parse(f"<conclusion>{completion}" if is_open else completion, steps, final=final)
 
     @property
@@ -109,14 +111,14 @@ def check(text: str) -> str:
         return "text_after_answer"
     # Lines 13 to 27: at least one step, each as in Algorithm 3, and nothing else.
     position = 0
-    for opened, closed in _steps(thought):
-        if thought[position:opened].strip():  # line 20
+    for step in _STEP.finditer(thought):
+        if thought[position : step.start()].strip():  # line 20
             return "text_between_steps"
-        if closed < 0:  # line 22
+        if not step["closing"]:  # line 22
             return "unclosed_step"
-        if reason := check_step(thought[opened + len("<step>") : closed]):  # line 24
+        if reason := check_step(step["body"]):  # line 24
             return reason
-        position = closed + len("</step>")
+        position = step.end()
     if thought[position:].strip():  # line 17
         return "text_between_steps"
     return "" if position else "no_step"  # line 27
@@ -147,23 +149,12 @@ def check_step(body: str) -> str:
     return "text_in_step" if (outside + body[position:]).strip() else ""  # lines 4, 8, 16 and 21
 
 
-def _steps(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where each `<step>` begins and where the next `</step>` begins; -1 for the last one if none follows."""
-    position = 0
-    while (opened := text.find("<step>", position)) >= 0:
-        closed = text.find("</step>", opened)
-        yield opened, closed
-        if closed < 0:
-            return
-        position = closed + len("</step>")
-
-
 def _blocks(thought: str, observations: Sequence[str]) -> tuple[Block, ...]:
     """Parse the steps as far as possible; one that searches several times, against Alg. 3, gives several blocks."""
     contexts = iter(observations)
     blocks: list[Block] = []
-    for opened, closed in _steps(thought):
-        body = thought[opened + len("<step>") : closed if closed >= 0 else len(thought)]
+    for step in _STEP.finditer(thought):
+        body = step["body"]
         reasoning = _END_OF_REASONING.split(body.partition("<reasoning>")[2], maxsplit=1)[0].strip()
         _, concludes, rest = body.rpartition("<conclusion>")
         conclusion = rest.partition("</conclusion>")[0].replace(SEALED, "").strip() if concludes else ""
