@@ -141,21 +141,6 @@ MISSING = {
 }
 
 
-def common_parts(trajectory: Trajectory, reading: Reading) -> Components:
-    """Return the components of every score: `em`, `f1`, `cem` in [0, 1], `rc` (retrievals), `well_formed` 0 or 1.
-
-    Without an answer em, f1 and cem are 0 and not unknown: the trajectory has ended.
-    """
-    golden = trajectory.question.golden_answers
-    return {
-        "em": exact_match(trajectory.answer, golden),
-        "f1": token_f1(trajectory.answer, golden),
-        "cem": cover_match(trajectory.answer, golden),
-        "rc": float(len(queries(trajectory))),
-        "well_formed": float(reading.well_formed),
-    }
-
-
 def queries(trajectory: Trajectory) -> tuple[str, ...]:
     """Return the queries that the retriever was sent, in order."""
     return tuple(step.action.query for step in trajectory.steps if isinstance(step.action, Search))
@@ -198,6 +183,19 @@ class Read:
     reading: Reading
     parts: Components
 
+    @classmethod
+    def of(cls, trajectory: Trajectory, reading: Reading) -> Read:
+        """Return the trajectory with the components of every score.
+
+        They are `em`, `f1`, `cem` in [0, 1], `rc` (retrievals), and `well_formed`, 0 or 1. Without an
+        answer em, f1 and cem are 0 and not unknown: the trajectory has ended.
+        """
+        metrics = {"em": exact_match, "f1": token_f1, "cem": cover_match}
+        golden = trajectory.question.golden_answers
+        parts: Components = {name: metric(trajectory.answer, golden) for name, metric in metrics.items()}
+        retrievals = float(len(queries(trajectory)))
+        return cls(trajectory, reading, {**parts, "rc": retrievals, "well_formed": float(reading.well_formed)})
+
     @property
     def is_known(self) -> bool:
         """Whether no outcome was named, or it has a value."""
@@ -224,10 +222,7 @@ class BatchReward(Reward):
                 without a prompt text or with a full disk.
         """
         # `[B]` in the order of the trajectories, as their scores.
-        batch = []
-        for trajectory in trajectories:
-            reading = self.parts.format.read(trajectory)
-            batch.append(Read(trajectory, reading, common_parts(trajectory, reading)))
+        batch = [Read.of(trajectory, self.parts.format.read(trajectory)) for trajectory in trajectories]
         grades = await grades_of(self.parts.outcome, trajectories) if self.parts.outcome else []
         for read, grade in zip(batch, grades, strict=False):
             read.parts["grade"] = grade.value

@@ -127,13 +127,12 @@ async def detect(
         ConfigError: the prompt set lacks a text.
         Interrupted: the run is draining.
     """
-    counts = Counter() if counts is None else counts
     steps = [_keys(reading.blocks) for reading in readings]
     # Equal steps of a group's attempts are judged once; a dictionary, as its order is theirs.
     to_judge = dict.fromkeys(
         step for keys in steps for step in keys if (over_search if step.is_search else under_search)
     )
-    detection = _Detection(judge, policy, counts)
+    detection = _Detection(judge, policy, Counter() if counts is None else counts)
     flags = await gather_all(map(detection.flag, to_judge))
     flag_of = dict(zip(to_judge, flags, strict=True))
     return [[flag_of.get(step, StepFlag(_kind(step), False)) for step in keys] for keys in steps]
