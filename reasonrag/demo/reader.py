@@ -163,16 +163,15 @@ def _capitalised_groups(text: str) -> list[list[re.Match[str]]]:
 
 def _trimmed(text: str, group: list[re.Match[str]]) -> Span:
     """Return a group without connectors at its end and stop words at its start; an empty text if nothing is left."""
-    first, end = 0, len(group)
-    while end > 0 and group[end - 1][0] in _CONNECTORS:
-        end -= 1
-    while first < end and group[first][0].casefold() in _STOP_WORDS:
-        first += 1
-    word = group[first][0].casefold() if first < end else ""
+    while group and group[-1][0] in _CONNECTORS:
+        group = group[:-1]
+    while group and group[0][0].casefold() in _STOP_WORDS:
+        group = group[1:]
+    word = group[0][0].casefold() if group else ""
     if not word or word.isdigit() or word in _CALENDAR:
         return Span("", 0)
-    start = group[first].start()
-    return Span(_without_genitive(text[start : group[end - 1].end()]), start)
+    start = group[0].start()
+    return Span(_without_genitive(text[start : group[-1].end()]), start)
 
 
 def _without_genitive(text: str) -> str:
@@ -419,7 +418,10 @@ def candidates(parsed: ParsedQuestion, evidence: Sequence[str], queries: Sequenc
     if parsed.kind is Kind.YES_NO:
         return _yes_no(parsed, pieces)
     if parsed.kind is Kind.CHOICE:
-        return _choice(parsed, pieces)
+        # An option scores by the words of the question that the evidence about it shares.
+        stated = [stem_set(" ".join(about(option, pieces))) for option in parsed.options]
+        shared = (float(len(parsed.relation_stems & stems_here)) for stems_here in stated)
+        return list(zip(parsed.options, shared, strict=True))
     return spans(parsed, pieces, queries) or [("unknown", 0.0)]
 
 
@@ -435,13 +437,6 @@ def _yes_no(parsed: ParsedQuestion, pieces: Sequence[str]) -> list[Scored]:
     else:
         agree = bool(parsed.relation_stems & stem_set(sides[0]) & stem_set(sides[1]))
     return [("yes", 1.5 * agree), ("no", 1.5 * (not agree))]
-
-
-def _choice(parsed: ParsedQuestion, pieces: Sequence[str]) -> list[Scored]:
-    """Score each option by the words of the question that the evidence about it shares."""
-    stated = [stem_set(" ".join(about(option, pieces))) for option in parsed.options]
-    shared = (float(len(parsed.relation_stems & stems_here)) for stems_here in stated)
-    return list(zip(parsed.options, shared, strict=True))
 
 
 def spans(parsed: ParsedQuestion, pieces: Sequence[str], queries: Sequence[str]) -> list[Scored]:
