@@ -37,7 +37,9 @@ from reasonrag.core.types import (  # fmt: skip
     StopReason,
     Trajectory,
 )
-from reasonrag.formats import Format, PromptSet, Reading, StreamFormat, open_format
+from reasonrag.formats import Format, PromptSet, open_format
+from reasonrag.formats.base import Reading
+from reasonrag.formats.stream import StreamFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import sampled_completion

@@ -13,11 +13,11 @@ from reasonrag.core.models import ModelAddress
 from reasonrag.core.plugins import make_plugin
 from reasonrag.core.settings import named_path
 from reasonrag.core.types import Question
-from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
+from reasonrag.formats.base import Format, PromptSet
 from reasonrag.formats.hiprag import HiPRAGFormat
 from reasonrag.formats.reasonrag import ReasonRAGFormat
 from reasonrag.formats.recorded import RecordedFormat
-from reasonrag.formats.stream import SearchP1Format, SearchR1Format, StreamFormat, WhenToSearchFormat
+from reasonrag.formats.stream import SearchP1Format, SearchR1Format, WhenToSearchFormat
 from reasonrag.formats.tool_calls import ToolCallsFormat, parser_of
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.storage.parquet import read_calls
@@ -119,13 +119,9 @@ def check_prompts(policy: ModelAddress, format: Format) -> None:
 
 __all__ = [
     "FORMATS",
-    "Block",
     "Format",
     "PromptSet",
-    "Reading",
     "ReasonRAGFormat",
-    "Stage",
-    "StreamFormat",
     "check_prompts",
     "open_format",
     "open_recorded",

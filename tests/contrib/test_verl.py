@@ -12,7 +12,8 @@ from contrib.verl import TextFormat, export_task, question_of, trajectory_of
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.settings import validate
 from reasonrag.core.types import Trajectory
-from reasonrag.formats import FORMATS, StreamFormat
+from reasonrag.formats import FORMATS
+from reasonrag.formats.stream import StreamFormat
 from reasonrag.online_rl.settings import load_rl_settings
 from reasonrag.publish.exporters import verl_schema
 from reasonrag.retrieval.encoders import LexicalEncoder

@@ -14,7 +14,9 @@ from typing import Any
 from jinja2.sandbox import SandboxedEnvironment
 
 from reasonrag.core.types import Passage, Prompt, Question, Search, Trajectory
-from reasonrag.formats import FORMATS, Block, Format, StreamFormat
+from reasonrag.formats import FORMATS, Format
+from reasonrag.formats.base import Block
+from reasonrag.formats.stream import StreamFormat
 from reasonrag.rollout import Engine
 from tests.fakes.scripted import ScriptedLLM
 

@@ -19,7 +19,8 @@ from reasonrag.core.types import (
     Search,
     Step,
 )
-from reasonrag.formats import PromptSet, ReasonRAGFormat, Stage
+from reasonrag.formats import PromptSet, ReasonRAGFormat
+from reasonrag.formats.base import Stage
 from reasonrag.formats.reasonrag import read
 from tests.toys import LUCAS, QUESTION, SPIELBERG
 

@@ -21,8 +21,9 @@ from reasonrag.core.types import (
     StopReason,
     Trajectory,
 )
-from reasonrag.formats import FORMATS, StreamFormat
+from reasonrag.formats import FORMATS
 from reasonrag.formats.base import SEALED
+from reasonrag.formats.stream import StreamFormat
 from reasonrag.rollout import Engine
 from tests.fakes.scripted import ScriptedLLM
 from tests.toys import LUCAS, QUESTION, SPIELBERG, ToyRetriever
