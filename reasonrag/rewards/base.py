@@ -193,8 +193,9 @@ class Read:
         metrics = {"em": exact_match, "f1": token_f1, "cem": cover_match}
         golden = trajectory.question.golden_answers
         parts: Components = {name: metric(trajectory.answer, golden) for name, metric in metrics.items()}
-        retrievals = float(len(queries(trajectory)))
-        return cls(trajectory, reading, {**parts, "rc": retrievals, "well_formed": float(reading.well_formed)})
+        parts["rc"] = float(len(queries(trajectory)))
+        parts["well_formed"] = float(reading.well_formed)
+        return cls(trajectory, reading, parts)
 
     @property
     def is_known(self) -> bool:

@@ -233,7 +233,8 @@ class WhenToSearchReward(BatchReward):
         r_s = parts["r_s"] = 0.0 if settings.no_r_s else await self._search_reward(read)
         correct = read.answer("em") == 1.0
         parts["correct"] = float(correct)
-        earned = _ANSWER_REWARDS[stage](correct, int(parts["rc"] or 0), beta=settings.beta, rc_cap=settings.rc_cap)
+        retrievals = int(parts["rc"] or 0)
+        earned = _ANSWER_REWARDS[stage](correct, retrievals, beta=settings.beta, rc_cap=settings.rc_cap)
         r_a = parts["r_a"] = 0.0 if settings.no_r_a else earned
         return when_to_search_reward(r_a, r_s, r_f)
 
