@@ -17,6 +17,7 @@ from reasonrag.storage.journal import Journal
 
 # Fields that are stored as base64 of an array of int32 or float32: a quarter of their JSON.
 _PACKED = {"token_ids": "i", "logprobs": "f"}
+_STORED = ("text", "finish_reason", *_PACKED, "prompt_tokens", "completion_tokens")
 _WITHOUT_SLOTS = 32  # requests in flight, if neither engine nor settings limit them
 
 
@@ -87,20 +88,20 @@ class JournaledLLM:
                 request.slots.leave(request, None)
 
     async def _store(self, key: str, question: str, reply: Completion) -> Completion:
-        """Store a reply and count it; return it as the journal will."""
+        """Store a reply and count it; return it as the journal will, so that a resumed run goes on from the same."""
         self.answered += 1
         self.prompt_tokens += reply.prompt_tokens or 0
         self.completion_tokens += reply.completion_tokens or 0
-        completion = _as_stored(reply)
+        stored = _encode(reply)
         await self.journal.put_call(
             key,
             self.kind,
-            [_encode(completion)],
+            [stored],
             question=question,
             prompt_tokens=reply.prompt_tokens,
             completion_tokens=reply.completion_tokens,
         )
-        return completion
+        return _decode(stored)
 
     async def aclose(self) -> None:
         """Close the inner model; the journal stays open."""
@@ -121,34 +122,16 @@ def request_key(model: str, kind: str, prompt: Prompt, sampling: Sampling) -> st
     return hashlib.blake2b("".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _as_stored(completion: Completion) -> Completion:
-    """Return the completion as the journal will return it, and without secrets.
+def _encode(completion: Completion) -> dict[str, Any]:
+    """Return the fields to store that are not None, without secrets, numbers packed.
 
     A text with a secret loses its token ids, which spell the secret, and logprobs. Formats then encode
     the text, as they do for a backend that reports no ids.
     """
-    text = redact_data(completion.text, "a reply")
-    ids, logprobs = completion.token_ids, completion.logprobs
-    if text is not completion.text:
-        # The ids spell the secret.
-        ids = logprobs = None
-    # Rounded now, so that a resumed run goes on from the same numbers.
-    if logprobs is not None:
-        logprobs = tuple(array("f", logprobs))
-    counts = (completion.prompt_tokens, completion.completion_tokens)
-    return Completion(text, completion.finish_reason, ids, logprobs, None, *counts)
-
-
-def _encode(completion: Completion) -> dict[str, Any]:
-    """Return the fields of a completion that are not None, numbers packed."""
-    fields: dict[str, Any] = {
-        "text": completion.text,
-        "finish_reason": completion.finish_reason.value,
-        "token_ids": completion.token_ids,
-        "logprobs": completion.logprobs,
-        "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": completion.completion_tokens,
-    }
+    fields = {name: getattr(completion, name) for name in _STORED}
+    fields["text"] = redact_data(completion.text, "a reply")
+    if fields["text"] is not completion.text:
+        fields |= dict.fromkeys(_PACKED)
     stored_fields = {name: value for name, value in fields.items() if value is not None}
     for name in _PACKED.keys() & stored_fields.keys():
         stored_fields[name] = binascii.b2a_base64(array(_PACKED[name], stored_fields[name]), newline=False).decode()
