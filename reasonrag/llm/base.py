@@ -110,8 +110,7 @@ def restore_stop(text: str, stop: tuple[str, ...], prefix: str = "") -> str:
         # Passages in the prefix have no tags left, but brackets:
         # one opens something only where the prefix ends.
         start = whole.rfind(opening, len(prefix) - 1 if opening == "[" and prefix else 0) if opening else -1
-        is_open = start >= 0 and whole.rfind(closing) < start
-        if is_open and start > innermost_start:
+        if start > max(innermost_start, whole.rfind(closing)):
             innermost, innermost_start = closing, start
     return text + innermost
 
@@ -129,11 +128,7 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
     >>> cut_at_stop("<query>Jaws</query> and <answer>", ("</answer>", "</query>"))
     '<query>Jaws</query>'
     """
-    ends = []
-    for mark in stop:
-        start = text.find(mark) if mark else -1
-        if start >= 0:
-            ends.append(start + len(mark))
+    ends = [text.find(mark) + len(mark) for mark in stop if mark and mark in text]
     return text[: min(ends)] if ends else None
 
 
