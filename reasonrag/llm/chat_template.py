@@ -377,11 +377,9 @@ def loading(path_or_name: str) -> Iterator[None]:
     check_folder(path_or_name)
     try:
         yield
-    except ReasonRAGError:
-        raise
     except Exception as error:  # of damaged files nearly anything, RecursionError and MemoryError too
-        if is_out_of_memory(error):
-            raise  # it is not about the files
+        if isinstance(error, ReasonRAGError) or is_out_of_memory(error):
+            raise  # ours, or not about the files
         reason = excerpt(str(error).partition("Check your internet connection")[0], 200) or type(error).__name__
         raise ConfigError(
             f"model {path_or_name!r} cannot be loaded: {reason} (give a folder saved by save_pretrained, or a Hub "
