@@ -47,7 +47,7 @@ _SPARE_TAIL_TOKENS = 16
 _WORTH_TOKENS = 128  # a shorter beginning that prompts share does not pay for a forward pass by itself
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Row:
     """One completion: what was asked for, its tokens so far, and the future that gets it."""
 
@@ -231,9 +231,7 @@ class TransformersLLM:
 
         numbers: dict[tuple[int, ...], int] = {}
         of_rows = [numbers.setdefault(row.prompt_ids, len(numbers)) for row in rows]
-        shared = _shared_tokens(numbers)
-        if shared and not _attends_to_all(self.model):
-            shared = 0
+        shared = _shared_tokens(numbers) if _attends_to_all(self.model) else 0
         ends, mask = padded([ids[shared:] for ids in numbers], side="left")
         rows_of, cache = torch.tensor(of_rows), None
         if shared:
@@ -297,8 +295,7 @@ def _next_batch(waiting: list[_Row], batch_size: int) -> list[_Row]:
         return []
     length = len(waiting[0].prompt_ids)
     nearest = sorted(waiting, key=lambda row: abs(len(row.prompt_ids) - length))[:batch_size]
-    taken = set(map(id, nearest))
-    waiting[:] = [row for row in waiting if id(row) not in taken]
+    waiting[:] = [row for row in waiting if row not in nearest]
     return nearest
 
 
