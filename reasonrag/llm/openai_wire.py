@@ -151,7 +151,7 @@ class Wire:
         if not isinstance(choices[0], dict):
             raise BadReply("a choice of the reply is not an object")
         completion = self._sampled(choices[0], prompt, sampling)
-        prompt_ids = completion.prompt_token_ids or self._ids(reply.get("prompt_token_ids"))
+        prompt_ids = self._ids(choices[0].get("prompt_token_ids")) or self._ids(reply.get("prompt_token_ids"))
         if isinstance(sent, list):
             if prompt_ids is not None and list(prompt_ids) != sent:  # the server has answered a different prompt
                 raise BadReply(
@@ -173,7 +173,7 @@ class Wire:
         finish_reason = _FINISH.get(str(choice.get("finish_reason")), FinishReason.OTHER)
         text = cut_at_stop(completion_tokens, prompt.stop)
         if text is not None and text != completion_tokens:  # the server ignored the stop strings, and its ids continue
-            return Completion(text, prompt_token_ids=self._ids(choice.get("prompt_token_ids")))
+            return Completion(text)
         if text is not None:
             finish_reason = FinishReason.STOP
         elif finish_reason is FinishReason.STOP and "stop_reason" in choice:
@@ -190,9 +190,7 @@ class Wire:
         # only: then it is unknown which belongs to which.
         if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
             logprobs = None
-        return Completion(
-            completion_tokens, finish_reason, token_ids, logprobs, self._ids(choice.get("prompt_token_ids"))
-        )
+        return Completion(completion_tokens, finish_reason, token_ids, logprobs)
 
     def _ids(self, value: object) -> tuple[int, ...] | None:
         if not isinstance(value, list) or not set(map(type, value)) <= {int}:
@@ -291,12 +289,8 @@ def _logprobs(value: object) -> tuple[float, ...] | None:
 def rejected_parameter(payload: bytes, parameters: Mapping[str, Any]) -> str | None:
     """Return the optional parameter of `body` that a strict server does not know, or None."""
     message = payload.decode("utf-8", "replace")
-    if not _UNSUPPORTED.search(message):
-        return None
-    for key in _DROPPABLE:
-        if key in parameters and re.search(rf"(?:['\"`]|\w: |Got ){key}(?!\w)", message):
-            return key
-    return None
+    sent = [key for key in _DROPPABLE if key in parameters] if _UNSUPPORTED.search(message) else []
+    return next((key for key in sent if re.search(rf"(?:['\"`]|\w: |Got ){key}(?!\w)", message)), None)
 
 
 def readable(payload: bytes, secret: str | None = None, *, limit: int = 200) -> str:
