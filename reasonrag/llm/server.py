@@ -34,9 +34,7 @@ from reasonrag.core.types import Completion, Message, Prompt, Span
 from reasonrag.llm.base import Sampling, caller, overflows_context
 from reasonrag.llm.model_folder import public_name
 from reasonrag.llm.openai_wire import (
-    MOST_TOKENS,
     BadReply,
-    Encode,
     Encoded,
     ServedModel,
     Wire,
@@ -302,8 +300,8 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
     Raises:
         ConfigError: the address, the key or the tokenizer cannot be used.
     """
-    encode: Encode | None = None
-    decode, vocabulary = None, MOST_TOKENS
+    decode = None
+    encoding: dict[str, Any] = {}
     if config.api == "completions" and config.model:
         from reasonrag.llm.chat_template import ChatTemplate  # imports transformers when it loads
 
@@ -316,7 +314,7 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
             raise ConfigError(
                 f"{error}; give the model's tokenizer: --set policy.tokenizer=FOLDER_OR_HUB_ID"
             ) from error
-        encode, vocabulary = (chat.token_ids if config.vllm else chat.text), len(chat.tokenizer)
+        encoding = {"encode": chat.token_ids if config.vllm else chat.text, "vocabulary": len(chat.tokenizer)}
         decode = chat.decode
     shared = {"timeout_s", "patience_s", "concurrency", "seeded", "vllm", "logprobs", "think"}
     server = ServerLLM(
@@ -324,8 +322,7 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
         config.model or "",
         api_key=os.environ.get(config.api_key_env),
         key_env=config.api_key_env,
-        encode=encode,
-        vocabulary=vocabulary,
+        **encoding,
         **config.model_dump(include=shared),
     )
     server.decode = decode
