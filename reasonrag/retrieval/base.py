@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reasonrag.core.errors import RetrievalError
@@ -117,10 +117,7 @@ class JournalStore:
 
     async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
         """Keep the rankings of one lookup. Returns once they are on disk."""
-        replies = {}
-        for query, ranking in rankings.items():
-            passages = [{"id": p.id, "contents": p.contents, "score": p.score} for p in ranking]
-            replies[self._key(query, top_k)] = passages
+        replies = {self._key(query, top_k): [*map(asdict, ranking)] for query, ranking in rankings.items()}
         await self._journal.put_calls("search", replies)
 
     def _key(self, query: str, top_k: int) -> str:
@@ -148,7 +145,7 @@ class BatchedRetriever:
         inner: Retriever,
         *,
         window_s: float = 0.002,
-        max_batch: int | None = None,
+        max_batch: int = 256,
         max_lookups: int | None = None,
         store: MemoryStore | JournalStore | None = None,
     ) -> None:
@@ -157,8 +154,8 @@ class BatchedRetriever:
         Args:
             inner: the retriever that is called with whole batches.
             window_s: how long the first query of a batch waits for others.
-            max_batch: maximum queries in one call; a full batch leaves at once. None is
-                256: the queries of one batch wait for each other, and fail together.
+            max_batch: maximum queries in one call; a full batch leaves at once. The
+                queries of one batch wait for each other, and fail together.
             max_lookups: maximum calls of `inner` at a time; None
                 means no limit. A waiting batch takes more queries.
             store: keeps the rankings; None keeps them in the memory of this process.
@@ -166,7 +163,7 @@ class BatchedRetriever:
         self._inner = inner
         self.fingerprint = inner.fingerprint
         self._window_s = window_s
-        self._max_batch = max_batch or 256
+        self._max_batch = max_batch
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Semaphore(max_lookups) if max_lookups else nullcontext()
         self._store = store if store is not None else MemoryStore()
         self._open: dict[int, _Batch] = {}  # by top_k: batches that still take queries
@@ -266,9 +263,8 @@ class BatchedRetriever:
                     waiting_parts += [queries[half:], queries[:half]]
                 continue
             failures_in_a_row = 0
-            redacted = {}
-            for query, ranking in zip(queries, rankings, strict=True):
-                redacted[query] = tuple(map(_without_secrets, ranking))
+            redacted_rankings = [tuple(map(_without_secrets, ranking)) for ranking in rankings]
+            redacted = dict(zip(queries, redacted_rankings, strict=True))
             await self._store.put(redacted, top_k)
             for query, ranking in redacted.items():
                 for future in self._take(batch, query, top_k):
@@ -292,5 +288,4 @@ class BatchedRetriever:
 def _without_secrets(passage: Passage) -> Passage:
     """Redact a passage before it is kept or used, so that a resumed run reads the same from the journal."""
     id_, contents = redact_data((passage.id, passage.contents), "a passage")
-    is_same = id_ is passage.id and contents is passage.contents
-    return passage if is_same else replace(passage, id=id_, contents=contents)
+    return replace(passage, id=id_, contents=contents)
