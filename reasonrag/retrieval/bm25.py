@@ -154,14 +154,11 @@ class BM25Retriever(LocalRetriever):
         return cls(index)
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
-        rankings = []
-        for query in queries:
-            words = self._tokenizer.words(query)[:_MOST_WORDS]
-            tokens = [self._word_ids[word] for word in words if word in self._word_ids]
-            rankings.append(self._rank(tokens, top_k))
-        return rankings
+        return [self._rank(query, top_k) for query in queries]
 
-    def _rank(self, tokens: list[int], top_k: int) -> tuple[Passage, ...]:
+    def _rank(self, query: str, top_k: int) -> tuple[Passage, ...]:
+        words = self._tokenizer.words(query)[:_MOST_WORDS]
+        tokens = [self._word_ids[word] for word in words if word in self._word_ids]
         if not tokens or top_k < 1:
             return ()
         starts, ends = self._starts[tokens].tolist(), self._starts[np.add(tokens, 1)].tolist()
@@ -234,9 +231,8 @@ def build_bm25(
             progress.advance(stop - start)
     if not vocabulary:
         raise DataError("no passage of the corpus holds a word that can be searched for")
-    frequencies = np.zeros(len(vocabulary), dtype=np.int64)  # passages by word
-    for piece in chunks:
-        frequencies += np.bincount(piece.array("words"), minlength=len(vocabulary))
+    # Passages by word.
+    frequencies: Any = sum(np.bincount(piece.array("words"), minlength=len(vocabulary)) for piece in chunks)
     indptr = np.concatenate([[0], np.cumsum(frequencies)])
     postings = int(indptr[-1])
     at_once = min(max_bytes, _MAX_BYTES) // _BYTES_A_POSTING
