@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import ConfigError, DataError
@@ -48,12 +47,10 @@ def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> R
         if kind in ("dense", "hybrid"):
             from reasonrag.retrieval.dense import DenseRetriever
 
-            options: dict[str, Any] = {
-                "gpu": config.gpu,
-                "device": config.device,
-                "trust_remote_code": trust_remote_code,
-            }
-            retrievers.append(DenseRetriever(index, config.encoder, **options))
+            dense = DenseRetriever(
+                index, config.encoder, gpu=config.gpu, device=config.device, trust_remote_code=trust_remote_code
+            )
+            retrievers.append(dense)
     except (ValueError, TypeError, LookupError, EOFError) as error:  # made so that their checksums agree
         problem = f"{index.path}: files of {kind} are not what they say ({type(error).__name__})"
         raise DataError(f"{problem}; build the index again") from error
