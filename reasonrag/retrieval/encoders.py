@@ -225,9 +225,7 @@ class LexicalEncoder:
 
 def open_encoder(spec: str) -> LexicalEncoder | TextEncoder:
     """Open the `lexical` encoder, or a model by Hub id or folder; raise ConfigError if it cannot be opened."""
-    if spec == "lexical":
-        return LexicalEncoder()
-    return TextEncoder(EncoderConfig(name=spec, batch_size=32))
+    return LexicalEncoder() if spec == "lexical" else TextEncoder(EncoderConfig(name=spec, batch_size=32))
 
 
 def _prompts(name: str, own: Mapping[str, str], config: EncoderConfig) -> dict[str, str]:
