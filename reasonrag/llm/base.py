@@ -52,13 +52,19 @@ caller: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
 """The caller of the current task and of the tasks that it starts."""
 
 
-class LLM(Protocol):
-    """A language model. Many tasks may call it at once: each backend bounds its concurrency and forms batches."""
+class Model(Protocol):
+    """A model that many tasks may call at once."""
 
     @property
     def name(self) -> str:
         """The model's name in run identities and data sets: no URL, no local path, no secret."""
-        ...
+
+    async def aclose(self) -> None:
+        """Release sockets, threads and memory. Calling it twice does no harm."""
+
+
+class LLM(Model, Protocol):
+    """A language model. Each backend bounds its concurrency and forms batches."""
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         """Return a completion of the prompt.
@@ -66,18 +72,10 @@ class LLM(Protocol):
         Raises:
             LLMError: no answer after all retries, or the request was refused.
         """
-        ...
-
-    async def aclose(self) -> None:
-        """Release sockets, threads and memory. Calling it twice does no harm."""
-        ...
 
 
-class StepScorer(Protocol):
-    """Says what steps are worth before anything follows from them. Many tasks may ask it. `name` is as an LLM's."""
-
-    @property
-    def name(self) -> str: ...
+class StepScorer(Model, Protocol):
+    """Says what steps are worth before anything follows from them."""
 
     async def score(self, steps: Sequence[tuple[Prompt, Completion]]) -> list[float]:
         """Return `[n]` values in [0, 1], one per prompt and completion.
@@ -85,9 +83,6 @@ class StepScorer(Protocol):
         Raises:
             LLMError: one of them could not be valued, as a failure is never a score.
         """
-        ...
-
-    async def aclose(self) -> None: ...
 
 
 def restore_stop(text: str, stop: tuple[str, ...], prefix: str = "") -> str:
