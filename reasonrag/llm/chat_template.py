@@ -49,6 +49,7 @@ class ChatTemplate:
                 add=flag,
             )
         self.tokenizer = tokenizer
+        self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)  # in Rust, if it has one
 
     @classmethod
     def load(
@@ -234,16 +235,12 @@ class ChatTemplate:
         finder.add_tokens(tokens)
         return finder, [token.content for token in tokens], normalises
 
-    @property
-    def _fast(self) -> Any:
-        return self.tokenizer.backend_tokenizer if getattr(self.tokenizer, "is_fast", False) else None
-
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text without special tokens around it."""
         text = valid_unicode(text)
-        fast = self._fast
         # `truncation` and `padding` stay set from an earlier
         # call of the tokenizer; only a full call resets them.
+        fast = self._fast
         if fast is None or fast.truncation or fast.padding or fast.encode_special_tokens:
             return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         # Without the offset of each token, which takes a third of the time and is not used here.
