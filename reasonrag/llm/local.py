@@ -20,9 +20,13 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from reasonrag.core.calls import Slots
 from reasonrag.core.config import ModelConfig
@@ -34,9 +38,6 @@ from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, caller, cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate, load_causal, template_identity
 from reasonrag.llm.model_folder import choose_threads, first_not_finite, model_commit, model_identity, require_memory
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 log = structlog.get_logger()
 
@@ -197,8 +198,6 @@ class TransformersLLM:
 
     def _decode(self, rows: Sequence[_Row]) -> None:
         """Compute the prompts, then a token of every row at a time."""
-        import torch
-
         running = list(rows)
         with torch.no_grad():  # not inference_mode: a model in training may keep a tensor that is made here
             logits, cache, mask, rows_of = self._read(rows)
@@ -227,8 +226,6 @@ class TransformersLLM:
             `[P, V]` float32 logits behind each of P prompts, their cache, `[P, T]` their tokens without the padding,
             and `[B]` the number of each row's prompt.
         """
-        import torch
-
         numbers: dict[tuple[int, ...], int] = {}
         of_rows = [numbers.setdefault(row.prompt_ids, len(numbers)) for row in rows]
         shared = _shared_tokens(numbers) if _attends_to_all(self.model) else 0
@@ -313,18 +310,12 @@ def _attends_to_all(model: Any) -> bool:
 
     Else padding behind a shared beginning would count in a window, or change a recurrent state.
     """
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
     layers = DynamicCache(config=model.config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 def padded(rows: Sequence[Sequence[int]], *, side: str) -> tuple[Tensor, Tensor]:
     """Return `[R, T]` ids and their attention mask, padded at the side `left` or `right`."""
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
     ids = [torch.tensor(row) for row in rows]
     columns = (ids, [torch.ones_like(row) for row in ids])
     input_ids, mask = (pad_sequence(column, batch_first=True, padding_side=side) for column in columns)
@@ -333,8 +324,6 @@ def padded(rows: Sequence[Sequence[int]], *, side: str) -> tuple[Tensor, Tensor]
 
 def _choose(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
     """Return the next token of each row and its log-probability, `[B]` each, from `[B, V]` logits."""
-    import torch
-
     # Greedy rows report log-probabilities at temperature 1.
     temperatures = torch.tensor([row.sampling.temperature for row in rows])[:, None]
     is_greedy = temperatures[:, 0] == 0
@@ -352,8 +341,6 @@ def words_at(probabilities: Tensor, draws: Tensor) -> Tensor:
 
     The words keep their order, so rounding hardly moves what a draw hits.
     """
-    import torch
-
     sums = probabilities.double().cumsum(dim=-1)
     total = sums[:, -1:]
     # Rounding may not reach a word behind the last one with a mass.
@@ -363,8 +350,6 @@ def words_at(probabilities: Tensor, draws: Tensor) -> Tensor:
 
 def nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """Zero all but the most likely words that together reach `[B, 1]` top_p; of equal words the first stay."""
-    import torch
-
     # Sums before each word: the first one stays, whatever its mass.
     ordered, words = probabilities.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
@@ -427,8 +412,6 @@ def load_model(path_or_name: str, config: ModelConfig) -> Any:
     Raises:
         ConfigError: the model cannot be loaded.
     """
-    import torch
-
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cpu":
         require_memory(
