@@ -33,15 +33,7 @@ from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import Completion, Message, Prompt, Span
 from reasonrag.llm.base import Sampling, caller, overflows_context
 from reasonrag.llm.model_folder import public_name
-from reasonrag.llm.openai_wire import (
-    BadReply,
-    Encoded,
-    ServedModel,
-    Wire,
-    listed_models,
-    readable,
-    rejected_parameter,
-)
+from reasonrag.llm.openai_wire import BadReply, Encoded, ServedModel, Wire, listed_models, readable, rejected_parameter
 
 log = structlog.get_logger()
 
@@ -212,10 +204,8 @@ class ServerLLM:
             raise ConfigError(f"{url} does not list what it serves: {NAME_IT}")
         if status != 200:
             message = f"{url}/models: HTTP {status}: {self._shown(payload, status)}"
-            if status in AWAY:
-                raise LLMError(message, cause="unreachable")
-            if status in (401, 403):
-                raise LLMError(message, cause="refused")
+            if status in (*AWAY, 401, 403):
+                raise LLMError(message, cause="unreachable" if status in AWAY else "refused")
             raise ConfigError(message)
         try:
             models = listed_models(payload)
