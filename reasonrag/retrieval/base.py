@@ -39,7 +39,6 @@ class Retriever(Protocol):
     @property
     def fingerprint(self) -> str:
         """Changes whenever the same query may find other passages: a hash of corpus, kind of index and settings."""
-        ...
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
         """Return `[len(queries)]` rankings of at most `top_k` passages, best first. An empty query finds nothing.
@@ -47,11 +46,9 @@ class Retriever(Protocol):
         Raises:
             RetrievalError: all attempts failed.
         """
-        ...
 
     async def aclose(self) -> None:
         """Close sockets and files. A second call does nothing."""
-        ...
 
 
 class LocalRetriever(ABC):
