@@ -184,17 +184,15 @@ def choose(rows: int, dims: int, max_bytes: int, *, kind: str = "auto") -> Vecto
     """
     # One byte a dimension, and the row of each vector.
     sq8_bytes = rows * (dims + 8)
-    if kind == "auto" and rows * dims * 4 <= _FLAT_BYTES:
-        kind = "flat"
-    elif kind == "auto":
+    if kind == "flat" or (kind == "auto" and rows * dims * 4 <= _FLAT_BYTES):
+        return VectorSettings("flat")
+    if kind == "auto":
         kind = "ivf-sq8" if sq8_bytes <= max_bytes else "ivf-pq"
     elif kind == "ivf-sq8" and sq8_bytes > max_bytes:
         raise ConfigError(
             f"ivf-sq8 over {rows} passages of {dims} dimensions needs {sq8_bytes / (1 << 20):,.0f} MiB, more than "
             f"the {max_bytes / (1 << 20):,.0f} MiB of --max-memory; allow more, or take ivf-pq"
         )
-    if kind == "flat":
-        return VectorSettings(kind)
     if kind == "ivf-pq" and rows < _PQ_LEAST_ROWS:
         raise ConfigError(f"ivf-pq learns its codes from {_PQ_LEAST_ROWS} passages or more, not {rows}; take flat")
     # The largest power of two up to 4 * sqrt(rows) that
