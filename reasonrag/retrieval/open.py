@@ -76,17 +76,14 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], *, k: int = _K) -> Ranki
     [('b', 0.833), ('a', 0.5)]
     """
     passages: dict[str, Passage] = {}
-    shares: dict[str, list[float]] = {}
-    for ranking in rankings:
-        ranks: dict[str, int] = {}
+    shares: dict[str, dict[int, float]] = {}  # by passage, then by ranking
+    for number, ranking in enumerate(rankings):
         for rank, passage in enumerate(ranking, 1):
             passages.setdefault(passage.id, passage)
-            ranks.setdefault(passage.id, rank)
-        for passage_id, rank in ranks.items():
-            shares.setdefault(passage_id, []).append(1 / (k + rank))
+            shares.setdefault(passage.id, {}).setdefault(number, 1 / (k + rank))
     # An exact sum: the same ranks in another order of the
     # rankings are a tie, not a difference in the last digit.
-    fused = [replace(passage, score=math.fsum(shares[passage_id])) for passage_id, passage in passages.items()]
+    fused = [replace(passage, score=math.fsum(shares[id_].values())) for id_, passage in passages.items()]
     return tuple(sorted(fused, key=lambda passage: -passage.score))
 
 
