@@ -22,12 +22,11 @@ from reasonrag.core.settings import validate
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import LocalRetriever
-from reasonrag.retrieval.encoders import TextEncoder, differences, identity_checksum
+from reasonrag.retrieval.encoders import TextEncoder, Vectors, differences, identity_checksum
 from reasonrag.retrieval.index import BuildProgress, Draft, EncoderConfig, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.passages import PASSAGES, PassageStore, save_array
 from reasonrag.storage.files import read_json, write_json
 
-Vectors = NDArray[np.float32]
 Rows = NDArray[np.int64]
 TOP_K = 10
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.event_loop import Worker
@@ -21,11 +23,7 @@ from reasonrag.core.text import normalize_answer
 from reasonrag.retrieval.index import EncoderConfig
 from reasonrag.storage.files import size_and_digest
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Vectors = NDArray[np.float32]
+Vectors = NDArray[np.float32]
 
 _NAMING = ("name", "family", "revision")  # of an identity; they do not change the vectors ("family": of version 0.1.0)
 
@@ -176,8 +174,6 @@ class TextEncoder:
         return as_lists
 
     def _of_length_1(self, encoded: Vectors) -> Vectors:
-        import numpy as np
-
         vectors = np.asarray(encoded, dtype=np.float32).reshape(-1, self.dims)
         # In half precision the model's own normalization is exact to three digits only.
         length = np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -7,7 +7,10 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import aiohttp
+from yarl import URL
 
 from reasonrag.core.calls import (
     TOKEN_ENV,
@@ -27,9 +30,6 @@ from reasonrag.retrieval.base import Ranking
 from reasonrag.retrieval.passages import passage_contents
 from reasonrag.storage.parquet import text_id
 from reasonrag.storage.questions import passage_id
-
-if TYPE_CHECKING:
-    import aiohttp
 
 _CONCURRENCY = 64  # requests in flight at each server
 _CHECK_TIMEOUT_S = 10.0
@@ -127,9 +127,6 @@ class RemoteRetriever:
 
     async def _request(self, queries: list[str], top_k: int, _: object, url: str, left_s: float) -> list[Ranking]:
         """Return the rankings of one request; raise Unavailable if another attempt may succeed."""
-        import aiohttp
-        from yarl import URL
-
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
         endpoint = URL(url)
