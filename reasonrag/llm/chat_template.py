@@ -172,10 +172,7 @@ class ChatTemplate:
 
     def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return `[P]` ids of the chat, then of each span of the open turn by itself; sampled ids are kept."""
-        token_ids = list(self.chat_ids(prompt))
-        for span in prompt.turn:
-            token_ids += self.span_ids(span)
-        return tuple(token_ids)
+        return sum(map(self.span_ids, prompt.turn), self.chat_ids(prompt))
 
     def chat_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return `[P]` ids of the chat up to the open turn. The template writes the start token, so none is added."""
