@@ -76,10 +76,6 @@ class Wire:
     think: bool | None = None
     vocabulary: int = MOST_TOKENS
 
-    @property
-    def route(self) -> str:
-        return "/chat/completions" if self.encode is None else "/completions"
-
     def body(
         self, prompt: Prompt, encoded: Encoded, sampling: Sampling, dropped: Collection[str] = ()
     ) -> dict[str, Any]:

@@ -249,8 +249,9 @@ class ServerLLM:
         """Send a request once, and again at once for each parameter that the server turns out not to know."""
         parameters = self._wire.body(prompt, encoded, sampling, self.dropped)
         request_body = json.dumps(parameters).encode()
+        endpoint = url + ("/chat/completions" if self._wire.encode is None else "/completions")
         limits = left_s, self._wire.most_bytes(len(request_body), sampling), "unreachable"
-        reply, payload = await exchange(self._session(), "POST", url + self._wire.route, *limits, data=request_body)
+        reply, payload = await exchange(self._session(), "POST", endpoint, *limits, data=request_body)
         status = reply.status
         if status == 200:
             parse = partial(self._wire.completion, payload, prompt, sampling, parameters.get("prompt"))
