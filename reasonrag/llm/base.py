@@ -13,6 +13,7 @@ from reasonrag.core.types import Completion, Prompt
 _OVERFLOW = (
     r"context[_ ](?:length|size|window)|maximum (?:model|sequence|input) length|max_model_len|prompt is too long"
 )
+_BEGINS = {"</": "<", "<|end": "<|begin", "]": "["}  # what a stop string begins with, and what it closes
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,8 @@ def restore_stop(text: str, stop: tuple[str, ...], prefix: str = "") -> str:
 
 
 def _opening(closing: str) -> str:
-    for end, begin in (("</", "<"), ("<|end", "<|begin"), ("]", "[")):
-        if closing.startswith(end):
-            return begin + closing[len(end) :]
-    return ""
+    begins = (begin + closing[len(end) :] for end, begin in _BEGINS.items() if closing.startswith(end))
+    return next(begins, "")
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
