@@ -43,7 +43,7 @@ class JournaledLLM:
 
         `concurrency` bounds the requests in flight, if `inner` has no slots that do.
         """
-        self.inner = inner
+        self.inner, self.name = inner, inner.name
         self.decode = getattr(inner, "decode", None)
         self.slots: SlotCounts = getattr(inner, "slots", None) or Slots(concurrency or _WITHOUT_SLOTS)
         self._own = self.slots.request if getattr(inner, "slots", None) is None else nullcontext
@@ -52,10 +52,6 @@ class JournaledLLM:
         self.kind = kind
         # Totals of this process; the totals of the whole run are in the journal.
         self.answered = self.prompt_tokens = self.completion_tokens = 0
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         """Return the stored reply, or ask for one and store it first.
@@ -70,8 +66,7 @@ class JournaledLLM:
         is_greedy = self.kind != "judge" and sampling.temperature == 0
         keyed_sampling = replace(sampling, seed=None) if is_greedy else sampling
         key = request_key(self.inner.name, self.kind, prompt, keyed_sampling)
-        stored = self.journal.call(key, question)
-        if stored is not None:
+        if (stored := self.journal.call(key, question)) is not None:
             return _decode(stored[0])
         self.journal.admit()
         # A request keeps its slot until its reply is on disk: no
@@ -88,7 +83,10 @@ class JournaledLLM:
                 request.slots.leave(request, None)
 
     async def _store(self, key: str, question: str, reply: Completion) -> Completion:
-        """Store a reply and count it; return it as the journal will, so that a resumed run goes on from the same."""
+        """Store a reply and count it; return it as the journal will.
+
+        So a resumed run goes on from the same values.
+        """
         self.answered += 1
         self.prompt_tokens += reply.prompt_tokens or 0
         self.completion_tokens += reply.completion_tokens or 0
