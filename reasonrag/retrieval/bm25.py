@@ -248,8 +248,7 @@ def build_bm25(
     # Without a named backend, bm25s would use numba if it is installed.
     parameters = {"k1": settings.k1, "b": settings.b, "method": "lucene", "backend": "numpy"}
     parameters |= {"num_docs": stop, "version": version("bm25s")}
-    with draft.writing(_INDPTR) as file:
-        save_array(file, indptr)
+    save_array(draft, _INDPTR, indptr)
     for name, document in ((_VOCABULARY, vocabulary), (_PARAMETERS, parameters)):
         with draft.writing(name) as file:
             file.write(json.dumps(document, ensure_ascii=False).encode())
@@ -294,8 +293,8 @@ class _Chunk:
         with self._draft.writing(f"{self._folder}/words.txt", scratch=True) as file:
             file.write("\n".join(islice(vocabulary, known, None)).encode())
         for name, values in {"words": words, "rows": rows, "times": times, "lengths": lengths}.items():
-            with self._draft.writing(f"{self._folder}/{name}.npy", scratch=True) as file:
-                save_array(file, values.astype(np.min_scalar_type(values.max(initial=0))))
+            smallest = values.astype(np.min_scalar_type(values.max(initial=0)))
+            save_array(self._draft, f"{self._folder}/{name}.npy", smallest, scratch=True)
 
     def new_words(self) -> list[str]:
         """Return the words that no earlier chunk has."""

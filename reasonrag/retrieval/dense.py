@@ -114,8 +114,7 @@ def build_embeddings(
                     texts = list(store.contents(first, min(first + _ENCODED_AT_ONCE, stop)))
                     blocks.append(_encode(encoder, texts, first, store))
                     progress.advance(len(texts))
-                with draft.writing(_shard(number)) as file:
-                    save_array(file, np.concatenate(blocks))
+                save_array(draft, _shard(number), np.concatenate(blocks))
             manifest = draft.finish({"passages": len(store), "dims": encoder.dims})
     # Outside of the parts, which hold nothing about this machine.
     location = {"encoder": identity_checksum(encoder.identity), "location": encoder.location}

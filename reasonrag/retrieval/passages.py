@@ -262,9 +262,8 @@ def build_passages(
         return manifest
     draft = Draft(index, plan)
     with contextlib.ExitStack() as opened:
-        writer = _Writer(
-            source.name, {name: opened.enter_context(draft.writing(name)) for name in (PASSAGES, OFFSETS, SET_ASIDE)}
-        )
+        files = {name: opened.enter_context(draft.writing(name)) for name in (PASSAGES, OFFSETS, SET_ASIDE)}
+        writer = _Writer(source.name, files)
         progress.start("passages", total=source.total, unit="rows")
         for number, row in source.rows():
             writer.add(number, row, rules)
@@ -384,7 +383,8 @@ def self_queries(store: PassageStore, count: int) -> list[str]:
     return queries
 
 
-def save_array(file: IO[bytes], values: NDArray[Any]) -> None:
+def save_array(draft: Draft, name: str, values: NDArray[Any], *, scratch: bool = False) -> None:
     """Write the bytes that `np.save` writes; its error on a full disk does not name the reason."""
-    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
-    file.write(values.data)
+    with draft.writing(name, scratch=scratch) as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        file.write(values.data)
