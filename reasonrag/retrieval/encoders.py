@@ -137,10 +137,8 @@ class TextEncoder:
         model.max_seq_length = min(config.max_tokens or longest, longest)
         model.prompts = _prompts(files.name, model.prompts or {}, config)
         # "[SEP]" in a passage is text, unless the model's own prefixes hold such tokens.
-        prefixes = "".join(model.prompts.values())
-        model.tokenizer.split_special_tokens = not any(
-            token in prefixes for token in model.tokenizer.all_special_tokens
-        )
+        prefixes, tokenizer = "".join(model.prompts.values()), model.tokenizer
+        tokenizer.split_special_tokens = not any(token in prefixes for token in tokenizer.all_special_tokens)
         self._model = model
         self._thread = Worker("the encoder")
         self._options = {"batch_size": config.batch_size, "normalize_embeddings": True, "show_progress_bar": False}
@@ -193,11 +191,8 @@ def differences(built: Mapping[str, str], opened: Mapping[str, str]) -> str:
     >>> differences({"name": "a", "pooling": "cls"}, {"name": "b", "pooling": "mean"})
     "pooling 'cls', not 'mean'"
     """
-    described = []
-    for key, expected in built.items():
-        if key not in _NAMING and expected != opened.get(key, ""):
-            described.append(f"{key} {expected[:12]!r}, not {opened.get(key, '')[:12]!r}")
-    return ", ".join(described)
+    changed = [key for key in built if key not in _NAMING and built[key] != opened.get(key, "")]
+    return ", ".join(f"{key} {built[key][:12]!r}, not {opened.get(key, '')[:12]!r}" for key in changed)
 
 
 class LexicalEncoder:
