@@ -257,8 +257,7 @@ class TransformersLLM:
                 continue
             row.token_ids.append(token)
             row.logprobs.append(logprob)
-            reason = self._finish_reason(row, token)
-            if reason is None:
+            if (reason := self._finish_reason(row, token)) is None:
                 left.append(number)
                 continue
             completion = sampled_completion(

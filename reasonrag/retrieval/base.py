@@ -201,8 +201,7 @@ class BatchedRetriever:
         if (query, top_k) in self._in_flight:
             self._in_flight[query, top_k].append(future)
             return future
-        ranking = self._store.get(query, top_k)
-        if ranking is not None:
+        if (ranking := self._store.get(query, top_k)) is not None:
             return ranking
         # A batch for each number of passages: a call of `inner` has one.
         batch = self._open.get(top_k)

@@ -212,8 +212,7 @@ class Manifest:
         return sum(size for size, _ in self.files.values())
 
     def document(self) -> dict[str, Any]:
-        files = {name: [size, digest] for name, (size, digest) in self.files.items()}
-        return {**self.plan.document(), "counts": dict(self.counts), "files": files}
+        return {**self.plan.document(), "counts": dict(self.counts), "files": dict(self.files)}
 
 
 class IndexFolder:
