@@ -66,8 +66,8 @@ class JournaledLLM:
         is_greedy = self.kind != "judge" and sampling.temperature == 0
         keyed_sampling = replace(sampling, seed=None) if is_greedy else sampling
         key = request_key(self.inner.name, self.kind, prompt, keyed_sampling)
-        if (stored := self.journal.call(key, question)) is not None:
-            return _decode(stored[0])
+        if (known := self.journal.call(key, question)) is not None:
+            return _decode(known[0])
         self.journal.admit()
         # A request keeps its slot until its reply is on disk: no
         # more calls than slots are ever paid for and not kept.
@@ -76,30 +76,17 @@ class JournaledLLM:
         try:
             async with self._own(caller.get().priority):
                 reply = await self.inner.complete(prompt, sampling)
-            return await self._store(key, question, reply)
+            self.answered += 1
+            self.prompt_tokens += reply.prompt_tokens or 0
+            self.completion_tokens += reply.completion_tokens or 0
+            stored = _encode(reply)
+            counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+            await self.journal.put_call(key, self.kind, [stored], question=question, **counts)
+            return _decode(stored)  # as a resumed run reads it
         finally:
             answered.reset(token)
             for request in answered_requests:
                 request.slots.leave(request, None)
-
-    async def _store(self, key: str, question: str, reply: Completion) -> Completion:
-        """Store a reply and count it; return it as the journal will.
-
-        So a resumed run goes on from the same values.
-        """
-        self.answered += 1
-        self.prompt_tokens += reply.prompt_tokens or 0
-        self.completion_tokens += reply.completion_tokens or 0
-        stored = _encode(reply)
-        await self.journal.put_call(
-            key,
-            self.kind,
-            [stored],
-            question=question,
-            prompt_tokens=reply.prompt_tokens,
-            completion_tokens=reply.completion_tokens,
-        )
-        return _decode(stored)
 
     async def aclose(self) -> None:
         """Close the inner model; the journal stays open."""
