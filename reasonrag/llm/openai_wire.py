@@ -88,11 +88,9 @@ class Wire:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,
+            "seed": sampling.seed,
+            "stop": list(prompt.stop) or None,
         }
-        if sampling.seed is not None:
-            parameters["seed"] = sampling.seed
-        if prompt.stop:
-            parameters["stop"] = list(prompt.stop)
         if self.logprobs:
             # The number is that of alternatives; vLLM reports the sampled token even with 0.
             parameters["logprobs"] = True if self.encode is None else 0 if self.vllm else 1
@@ -103,7 +101,8 @@ class Wire:
                 del parameters["include_stop_str_in_output"]
         if "max_tokens" in dropped:  # OpenAI's reasoning models accept this name only
             parameters["max_completion_tokens"] = sampling.max_tokens
-        return {key: value for key, value in parameters.items() if key not in dropped} | self._prompt(prompt, encoded)
+        sent = {key: value for key, value in parameters.items() if value is not None and key not in dropped}
+        return sent | self._prompt(prompt, encoded)
 
     def most_bytes(self, sent: int, sampling: Sampling) -> int:
         """Return how long a reply can be to a request of `sent` bytes: several times what its tokens take as JSON.
@@ -271,9 +270,8 @@ def _count(value: object) -> int | None:
 
 def _logprobs(value: object) -> tuple[float, ...] | None:
     """Return the logprobs in `content[].logprob` (chat) or `token_logprobs` (completions), or None."""
-    if not isinstance(value, dict):
-        return None
-    numbers, tokens = value.get("token_logprobs"), value.get("content")
+    reported = value if isinstance(value, dict) else {}
+    numbers, tokens = reported.get("token_logprobs"), reported.get("content")
     if isinstance(tokens, list):
         numbers = [token.get("logprob") if isinstance(token, dict) else None for token in tokens]
     if not isinstance(numbers, list):
