@@ -182,10 +182,9 @@ class ServerLLM:
 
     async def _list(self, url: str) -> tuple[int, bytes]:
         """Ask for the list of models; return status and body."""
+        limits = _CHECK_TIMEOUT_S, _MOST_OF_LISTS, "unreachable"
         try:
-            reply, payload = await exchange(
-                self._session(), "GET", f"{url}/models", _CHECK_TIMEOUT_S, _MOST_OF_LISTS, "unreachable"
-            )
+            reply, payload = await exchange(self._session(), "GET", f"{url}/models", *limits)
         except Unavailable as error:
             problem = f"no server answers at {url} ({error}); is it running, and is this its address?"
             raise LLMError(problem, cause="unreachable") from error
