@@ -89,14 +89,12 @@ class MemoryStore:
         self._rankings: OrderedDict[tuple[str, int], Ranking] = OrderedDict()
 
     def get(self, query: str, top_k: int) -> Ranking | None:
-        ranking = self._rankings.get((query, top_k))
-        if ranking is not None:
+        if (query, top_k) in self._rankings:
             self._rankings.move_to_end((query, top_k))
-        return ranking
+        return self._rankings.get((query, top_k))
 
     async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
-        for query, ranking in rankings.items():
-            self._rankings[query, top_k] = ranking
+        self._rankings |= {(query, top_k): ranking for query, ranking in rankings.items()}
         while self._limit is not None and len(self._rankings) > self._limit:
             self._rankings.popitem(last=False)
 
