@@ -383,15 +383,9 @@ def sampled_completion(
         raise RunError(f"the policy's probabilities are not finite numbers: {why}; {remedy}")
     # The end token decodes to nothing, and stays in the ids.
     text = chat.decode(token_ids)
-    return Completion(
-        cut_at_stop(text, stop) or text,
-        reason,
-        tuple(token_ids),
-        None if logprobs is None else tuple(logprobs[: len(token_ids)]),
-        prompt_ids,
-        len(prompt_ids),
-        len(token_ids),
-    )
+    kept = None if logprobs is None else tuple(logprobs[: len(token_ids)])
+    counts = (len(prompt_ids), len(token_ids))
+    return Completion(cut_at_stop(text, stop) or text, reason, tuple(token_ids), kept, prompt_ids, *counts)
 
 
 def end_token_ids(model: Any, chat: ChatTemplate) -> frozenset[int]:
