@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from reasonrag.core.text import MOST_QUOTED, excerpt, valid_unicode
@@ -85,10 +85,7 @@ class Wire:
         """
         parameters: dict[str, Any] = {
             "model": self.model,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "max_tokens": sampling.max_tokens,
-            "seed": sampling.seed,
+            **asdict(sampling),
             "stop": list(prompt.stop) or None,
         }
         if self.logprobs:
@@ -155,13 +152,11 @@ class Wire:
             prompt_ids = tuple(sent)
         usage = reply.get("usage")
         totals = usage if isinstance(usage, dict) else {}
-        written = _count(totals.get("completion_tokens"))
-        return replace(
-            completion,
-            prompt_token_ids=prompt_ids,
-            prompt_tokens=_count(totals.get("prompt_tokens")),
-            completion_tokens=written if completion.token_ids is None else len(completion.token_ids),
-        )
+        names = ("prompt_tokens", "completion_tokens")
+        counts: dict[str, Any] = {name: _count(totals.get(name)) for name in names}
+        if completion.token_ids is not None:
+            counts["completion_tokens"] = len(completion.token_ids)
+        return replace(completion, prompt_token_ids=prompt_ids, **counts)
 
     def _sampled(self, choice: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> Completion:
         completion_tokens = self._text(choice)
