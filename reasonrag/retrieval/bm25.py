@@ -302,8 +302,7 @@ class _Chunk:
         return text.split("\n") if text else []
 
     def array(self, name: str) -> _Array:
-        values: _Array = np.load(self._draft.scratch / self._folder / f"{name}.npy", mmap_mode="r")
-        return values
+        return np.asarray(np.load(self._draft.scratch / self._folder / f"{name}.npy", mmap_mode="r"))
 
 
 def _merged(
