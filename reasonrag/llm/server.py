@@ -33,7 +33,15 @@ from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import Completion, Message, Prompt, Span
 from reasonrag.llm.base import Sampling, caller, overflows_context
 from reasonrag.llm.model_folder import public_name
-from reasonrag.llm.openai_wire import BadReply, Encoded, ServedModel, Wire, listed_models, readable, rejected_parameter
+from reasonrag.llm.openai_wire import (
+    BadReply,
+    Encoded,
+    ServedModel,
+    Wire,
+    listed_models,
+    readable,
+    rejected_parameter,
+)
 
 log = structlog.get_logger()
 
