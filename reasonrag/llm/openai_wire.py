@@ -150,10 +150,9 @@ class Wire:
                     f"the server read {len(prompt_ids)} token ids that differ from the {len(sent)} of the request"
                 )
             prompt_ids = tuple(sent)
-        usage = reply.get("usage")
-        totals = usage if isinstance(usage, dict) else {}
+        usage = reply["usage"] if isinstance(reply.get("usage"), dict) else {}
         names = ("prompt_tokens", "completion_tokens")
-        counts: dict[str, Any] = {name: _count(totals.get(name)) for name in names}
+        counts: dict[str, Any] = {name: _count(usage.get(name)) for name in names}
         if completion.token_ids is not None:
             counts["completion_tokens"] = len(completion.token_ids)
         return replace(completion, prompt_token_ids=prompt_ids, **counts)
