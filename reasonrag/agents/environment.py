@@ -28,7 +28,6 @@ from pydantic import BaseModel, Field, ValidationError
 from reasonrag.core.errors import ReasonRAGError
 from reasonrag.core.serving import (
     App,
-    Endpoint,
     ListenSettings,
     Receive,
     Refusal,
@@ -154,7 +153,12 @@ class Session:
             message = Message.model_validate_json(raw)
             match message.type:
                 case "reset":
-                    await self._reset(Reset.model_validate(message.data))
+                    reset = Reset.model_validate(message.data)
+                    question = self._choose(reset)  # an unknown question leaves the episode as it was
+                    await self.drop()
+                    self._begin(reset.episode_id, question.id)
+                    CurrentPolicy.current.set(self)
+                    self._episode = asyncio.create_task(self._play(question, reset))
                 case "step":
                     self._step(Action.model_validate(message.data))
                 case "state":
@@ -166,14 +170,6 @@ class Session:
         except Refusal as refusal:
             return _failure(str(refusal))
         return await self._replies.get()
-
-    async def _reset(self, reset: Reset) -> None:
-        # An unknown question leaves the episode as it was.
-        question = self._choose(reset)
-        await self.drop()
-        self._begin(reset.episode_id, question.id)
-        CurrentPolicy.current.set(self)
-        self._episode = asyncio.create_task(self._play(question, reset))
 
     def _step(self, action: Action) -> None:
         if self._open is None:
@@ -275,17 +271,21 @@ class EnvironmentApp(App):
             self._known[question.question] = self._known[None, question.id] = question
             self._known[question.dataset, question.id] = question
             listed.append({"dataset": question.dataset, "question_id": question.id, "question": question.question})
-        texts: dict[str, Any] = {
+        pages: dict[str, Any] = {
             "/health": {"status": "healthy"},
             "/metadata": {"name": "reasonrag", "description": f"agentic RAG in the format {engine.format.name}"},
             "/schema": {"action": Action.model_json_schema(), "observation": Observation.model_json_schema()},
             "/questions": listed,
         }
-        self.routes = {path: ("GET", _constant(value)) for path, value in texts.items()}
+        self._pages = {path: json.dumps(value).encode() for path, value in pages.items()}
+        self.routes = dict.fromkeys(pages, ("GET", self._page))
 
     async def aclose(self) -> None:
         if self._close is not None:
             await self._close()
+
+    async def _page(self, scope: Scope, receive: Receive) -> Response:
+        return Response(self._pages[scope["path"]])
 
     async def converse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one client until it leaves, closes, or is silent for too long."""
@@ -295,10 +295,8 @@ class EnvironmentApp(App):
         await send({"type": "websocket.accept"})
         session = Session(self._engine, self._reward, self._choose)
         self._sessions += 1
-        answer: Reply | None = None
-        if self._sessions > MOST_SESSIONS:
-            answer = _failure(f"{MOST_SESSIONS} sessions are open", "CAPACITY_REACHED")
-        is_open = answer is None
+        answer: Reply | None = _failure(f"{MOST_SESSIONS} sessions are open", "CAPACITY_REACHED")
+        is_open = self._sessions <= MOST_SESSIONS
         try:
             while is_open:
                 async with asyncio.timeout(IDLE_S):
@@ -339,15 +337,6 @@ class EnvironmentApp(App):
 
 async def _send(send: Send, reply: Reply) -> None:
     await send({"type": "websocket.send", "text": json.dumps(reply, allow_nan=False)})
-
-
-def _constant(value: Any) -> Endpoint:
-    body = json.dumps(value).encode()
-
-    async def answer(scope: Scope, receive: Receive) -> Response:
-        return Response(body)
-
-    return answer
 
 
 def open_environment(settings: RLSettings, journal: Path, opened: AsyncExitStack) -> tuple[Task, Engine, Reward]:

@@ -13,6 +13,7 @@ from reasonrag.core.types import Completion, Prompt
 _OVERFLOW = (
     r"context[_ ](?:length|size|window)|maximum (?:model|sequence|input) length|max_model_len|prompt is too long"
 )
+_BEGINS = {"</": "<", "<|end": "<|begin", "]": "["}  # what a stop string begins with, and what it closes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,19 @@ caller: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
 """The caller of the current task and of the tasks that it starts."""
 
 
-class LLM(Protocol):
-    """A language model. Many tasks may call it at once: each backend bounds its concurrency and forms batches."""
+class Model(Protocol):
+    """A model that many tasks may call at once."""
 
     @property
     def name(self) -> str:
         """The model's name in run identities and data sets: no URL, no local path, no secret."""
-        ...
+
+    async def aclose(self) -> None:
+        """Release sockets, threads and memory. Calling it twice does no harm."""
+
+
+class LLM(Model, Protocol):
+    """A language model. Each backend bounds its concurrency and forms batches."""
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         """Return a completion of the prompt.
@@ -66,18 +73,10 @@ class LLM(Protocol):
         Raises:
             LLMError: no answer after all retries, or the request was refused.
         """
-        ...
-
-    async def aclose(self) -> None:
-        """Release sockets, threads and memory. Calling it twice does no harm."""
-        ...
 
 
-class StepScorer(Protocol):
-    """Says what steps are worth before anything follows from them. Many tasks may ask it. `name` is as an LLM's."""
-
-    @property
-    def name(self) -> str: ...
+class StepScorer(Model, Protocol):
+    """Says what steps are worth before anything follows from them."""
 
     async def score(self, steps: Sequence[tuple[Prompt, Completion]]) -> list[float]:
         """Return `[n]` values in [0, 1], one per prompt and completion.
@@ -85,9 +84,6 @@ class StepScorer(Protocol):
         Raises:
             LLMError: one of them could not be valued, as a failure is never a score.
         """
-        ...
-
-    async def aclose(self) -> None: ...
 
 
 def restore_stop(text: str, stop: tuple[str, ...], prefix: str = "") -> str:
@@ -110,17 +106,14 @@ def restore_stop(text: str, stop: tuple[str, ...], prefix: str = "") -> str:
         # Passages in the prefix have no tags left, but brackets:
         # one opens something only where the prefix ends.
         start = whole.rfind(opening, len(prefix) - 1 if opening == "[" and prefix else 0) if opening else -1
-        is_open = start >= 0 and whole.rfind(closing) < start
-        if is_open and start > innermost_start:
+        if start > max(innermost_start, whole.rfind(closing)):
             innermost, innermost_start = closing, start
     return text + innermost
 
 
 def _opening(closing: str) -> str:
-    for end, begin in (("</", "<"), ("<|end", "<|begin"), ("]", "[")):
-        if closing.startswith(end):
-            return begin + closing[len(end) :]
-    return ""
+    begins = (begin + closing[len(end) :] for end, begin in _BEGINS.items() if closing.startswith(end))
+    return next(begins, "")
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
@@ -129,11 +122,7 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
     >>> cut_at_stop("<query>Jaws</query> and <answer>", ("</answer>", "</query>"))
     '<query>Jaws</query>'
     """
-    ends = []
-    for mark in stop:
-        start = text.find(mark) if mark else -1
-        if start >= 0:
-            ends.append(start + len(mark))
+    ends = [text.find(mark) + len(mark) for mark in stop if mark and mark in text]
     return text[: min(ends)] if ends else None
 
 

@@ -49,6 +49,7 @@ class ChatTemplate:
                 add=flag,
             )
         self.tokenizer = tokenizer
+        self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)  # in Rust, if it has one
 
     @classmethod
     def load(
@@ -171,10 +172,7 @@ class ChatTemplate:
 
     def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return `[P]` ids of the chat, then of each span of the open turn by itself; sampled ids are kept."""
-        token_ids = list(self.chat_ids(prompt))
-        for span in prompt.turn:
-            token_ids += self.span_ids(span)
-        return tuple(token_ids)
+        return sum(map(self.span_ids, prompt.turn), self.chat_ids(prompt))
 
     def chat_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return `[P]` ids of the chat up to the open turn. The template writes the start token, so none is added."""
@@ -234,16 +232,12 @@ class ChatTemplate:
         finder.add_tokens(tokens)
         return finder, [token.content for token in tokens], normalises
 
-    @property
-    def _fast(self) -> Any:
-        return self.tokenizer.backend_tokenizer if getattr(self.tokenizer, "is_fast", False) else None
-
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text without special tokens around it."""
         text = valid_unicode(text)
-        fast = self._fast
         # `truncation` and `padding` stay set from an earlier
         # call of the tokenizer; only a full call resets them.
+        fast = self._fast
         if fast is None or fast.truncation or fast.padding or fast.encode_special_tokens:
             return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         # Without the offset of each token, which takes a third of the time and is not used here.
@@ -377,11 +371,9 @@ def loading(path_or_name: str) -> Iterator[None]:
     check_folder(path_or_name)
     try:
         yield
-    except ReasonRAGError:
-        raise
     except Exception as error:  # of damaged files nearly anything, RecursionError and MemoryError too
-        if is_out_of_memory(error):
-            raise  # it is not about the files
+        if isinstance(error, ReasonRAGError) or is_out_of_memory(error):
+            raise  # ours, or not about the files
         reason = excerpt(str(error).partition("Check your internet connection")[0], 200) or type(error).__name__
         raise ConfigError(
             f"model {path_or_name!r} cannot be loaded: {reason} (give a folder saved by save_pretrained, or a Hub "

@@ -17,6 +17,7 @@ from reasonrag.storage.journal import Journal
 
 # Fields that are stored as base64 of an array of int32 or float32: a quarter of their JSON.
 _PACKED = {"token_ids": "i", "logprobs": "f"}
+_STORED = ("text", "finish_reason", *_PACKED, "prompt_tokens", "completion_tokens")
 _WITHOUT_SLOTS = 32  # requests in flight, if neither engine nor settings limit them
 
 
@@ -42,7 +43,7 @@ class JournaledLLM:
 
         `concurrency` bounds the requests in flight, if `inner` has no slots that do.
         """
-        self.inner = inner
+        self.inner, self.name = inner, inner.name
         self.decode = getattr(inner, "decode", None)
         self.slots: SlotCounts = getattr(inner, "slots", None) or Slots(concurrency or _WITHOUT_SLOTS)
         self._own = self.slots.request if getattr(inner, "slots", None) is None else nullcontext
@@ -51,10 +52,6 @@ class JournaledLLM:
         self.kind = kind
         # Totals of this process; the totals of the whole run are in the journal.
         self.answered = self.prompt_tokens = self.completion_tokens = 0
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         """Return the stored reply, or ask for one and store it first.
@@ -69,9 +66,8 @@ class JournaledLLM:
         is_greedy = self.kind != "judge" and sampling.temperature == 0
         keyed_sampling = replace(sampling, seed=None) if is_greedy else sampling
         key = request_key(self.inner.name, self.kind, prompt, keyed_sampling)
-        stored = self.journal.call(key, question)
-        if stored is not None:
-            return _decode(stored[0])
+        if (known := self.journal.call(key, question)) is not None:
+            return _decode(known[0])
         self.journal.admit()
         # A request keeps its slot until its reply is on disk: no
         # more calls than slots are ever paid for and not kept.
@@ -80,27 +76,17 @@ class JournaledLLM:
         try:
             async with self._own(caller.get().priority):
                 reply = await self.inner.complete(prompt, sampling)
-            return await self._store(key, question, reply)
+            self.answered += 1
+            self.prompt_tokens += reply.prompt_tokens or 0
+            self.completion_tokens += reply.completion_tokens or 0
+            stored = _encode(reply)
+            counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+            await self.journal.put_call(key, self.kind, [stored], question=question, **counts)
+            return _decode(stored)  # as a resumed run reads it
         finally:
             answered.reset(token)
             for request in answered_requests:
                 request.slots.leave(request, None)
-
-    async def _store(self, key: str, question: str, reply: Completion) -> Completion:
-        """Store a reply and count it; return it as the journal will."""
-        self.answered += 1
-        self.prompt_tokens += reply.prompt_tokens or 0
-        self.completion_tokens += reply.completion_tokens or 0
-        completion = _as_stored(reply)
-        await self.journal.put_call(
-            key,
-            self.kind,
-            [_encode(completion)],
-            question=question,
-            prompt_tokens=reply.prompt_tokens,
-            completion_tokens=reply.completion_tokens,
-        )
-        return completion
 
     async def aclose(self) -> None:
         """Close the inner model; the journal stays open."""
@@ -121,34 +107,16 @@ def request_key(model: str, kind: str, prompt: Prompt, sampling: Sampling) -> st
     return hashlib.blake2b("".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _as_stored(completion: Completion) -> Completion:
-    """Return the completion as the journal will return it, and without secrets.
+def _encode(completion: Completion) -> dict[str, Any]:
+    """Return the fields to store that are not None, without secrets, numbers packed.
 
     A text with a secret loses its token ids, which spell the secret, and logprobs. Formats then encode
     the text, as they do for a backend that reports no ids.
     """
-    text = redact_data(completion.text, "a reply")
-    ids, logprobs = completion.token_ids, completion.logprobs
-    if text is not completion.text:
-        # The ids spell the secret.
-        ids = logprobs = None
-    # Rounded now, so that a resumed run goes on from the same numbers.
-    if logprobs is not None:
-        logprobs = tuple(array("f", logprobs))
-    counts = (completion.prompt_tokens, completion.completion_tokens)
-    return Completion(text, completion.finish_reason, ids, logprobs, None, *counts)
-
-
-def _encode(completion: Completion) -> dict[str, Any]:
-    """Return the fields of a completion that are not None, numbers packed."""
-    fields: dict[str, Any] = {
-        "text": completion.text,
-        "finish_reason": completion.finish_reason.value,
-        "token_ids": completion.token_ids,
-        "logprobs": completion.logprobs,
-        "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": completion.completion_tokens,
-    }
+    fields = {name: getattr(completion, name) for name in _STORED}
+    fields["text"] = redact_data(completion.text, "a reply")
+    if fields["text"] is not completion.text:
+        fields |= dict.fromkeys(_PACKED)
     stored_fields = {name: value for name, value in fields.items() if value is not None}
     for name in _PACKED.keys() & stored_fields.keys():
         stored_fields[name] = binascii.b2a_base64(array(_PACKED[name], stored_fields[name]), newline=False).decode()

@@ -20,9 +20,13 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from reasonrag.core.calls import Slots
 from reasonrag.core.config import ModelConfig
@@ -35,9 +39,6 @@ from reasonrag.llm.base import Sampling, caller, cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate, load_causal, template_identity
 from reasonrag.llm.model_folder import choose_threads, first_not_finite, model_commit, model_identity, require_memory
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 log = structlog.get_logger()
 
 # How long an idle worker lets requests come before it begins: rows cannot join a batch later.
@@ -47,7 +48,7 @@ _SPARE_TAIL_TOKENS = 16
 _WORTH_TOKENS = 128  # a shorter beginning that prompts share does not pay for a forward pass by itself
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Row:
     """One completion: what was asked for, its tokens so far, and the future that gets it."""
 
@@ -197,8 +198,6 @@ class TransformersLLM:
 
     def _decode(self, rows: Sequence[_Row]) -> None:
         """Compute the prompts, then a token of every row at a time."""
-        import torch
-
         running = list(rows)
         with torch.no_grad():  # not inference_mode: a model in training may keep a tensor that is made here
             logits, cache, mask, rows_of = self._read(rows)
@@ -227,13 +226,9 @@ class TransformersLLM:
             `[P, V]` float32 logits behind each of P prompts, their cache, `[P, T]` their tokens without the padding,
             and `[B]` the number of each row's prompt.
         """
-        import torch
-
         numbers: dict[tuple[int, ...], int] = {}
         of_rows = [numbers.setdefault(row.prompt_ids, len(numbers)) for row in rows]
-        shared = _shared_tokens(numbers)
-        if shared and not _attends_to_all(self.model):
-            shared = 0
+        shared = _shared_tokens(numbers) if _attends_to_all(self.model) else 0
         ends, mask = padded([ids[shared:] for ids in numbers], side="left")
         rows_of, cache = torch.tensor(of_rows), None
         if shared:
@@ -262,8 +257,7 @@ class TransformersLLM:
                 continue
             row.token_ids.append(token)
             row.logprobs.append(logprob)
-            reason = self._finish_reason(row, token)
-            if reason is None:
+            if (reason := self._finish_reason(row, token)) is None:
                 left.append(number)
                 continue
             completion = sampled_completion(
@@ -297,8 +291,7 @@ def _next_batch(waiting: list[_Row], batch_size: int) -> list[_Row]:
         return []
     length = len(waiting[0].prompt_ids)
     nearest = sorted(waiting, key=lambda row: abs(len(row.prompt_ids) - length))[:batch_size]
-    taken = set(map(id, nearest))
-    waiting[:] = [row for row in waiting if id(row) not in taken]
+    waiting[:] = [row for row in waiting if row not in nearest]
     return nearest
 
 
@@ -316,18 +309,12 @@ def _attends_to_all(model: Any) -> bool:
 
     Else padding behind a shared beginning would count in a window, or change a recurrent state.
     """
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
     layers = DynamicCache(config=model.config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 def padded(rows: Sequence[Sequence[int]], *, side: str) -> tuple[Tensor, Tensor]:
     """Return `[R, T]` ids and their attention mask, padded at the side `left` or `right`."""
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
     ids = [torch.tensor(row) for row in rows]
     columns = (ids, [torch.ones_like(row) for row in ids])
     input_ids, mask = (pad_sequence(column, batch_first=True, padding_side=side) for column in columns)
@@ -336,8 +323,6 @@ def padded(rows: Sequence[Sequence[int]], *, side: str) -> tuple[Tensor, Tensor]
 
 def _choose(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
     """Return the next token of each row and its log-probability, `[B]` each, from `[B, V]` logits."""
-    import torch
-
     # Greedy rows report log-probabilities at temperature 1.
     temperatures = torch.tensor([row.sampling.temperature for row in rows])[:, None]
     is_greedy = temperatures[:, 0] == 0
@@ -355,8 +340,6 @@ def words_at(probabilities: Tensor, draws: Tensor) -> Tensor:
 
     The words keep their order, so rounding hardly moves what a draw hits.
     """
-    import torch
-
     sums = probabilities.double().cumsum(dim=-1)
     total = sums[:, -1:]
     # Rounding may not reach a word behind the last one with a mass.
@@ -366,8 +349,6 @@ def words_at(probabilities: Tensor, draws: Tensor) -> Tensor:
 
 def nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """Zero all but the most likely words that together reach `[B, 1]` top_p; of equal words the first stay."""
-    import torch
-
     # Sums before each word: the first one stays, whatever its mass.
     ordered, words = probabilities.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
@@ -402,15 +383,9 @@ def sampled_completion(
         raise RunError(f"the policy's probabilities are not finite numbers: {why}; {remedy}")
     # The end token decodes to nothing, and stays in the ids.
     text = chat.decode(token_ids)
-    return Completion(
-        cut_at_stop(text, stop) or text,
-        reason,
-        tuple(token_ids),
-        None if logprobs is None else tuple(logprobs[: len(token_ids)]),
-        prompt_ids,
-        len(prompt_ids),
-        len(token_ids),
-    )
+    kept = None if logprobs is None else tuple(logprobs[: len(token_ids)])
+    counts = (len(prompt_ids), len(token_ids))
+    return Completion(cut_at_stop(text, stop) or text, reason, tuple(token_ids), kept, prompt_ids, *counts)
 
 
 def end_token_ids(model: Any, chat: ChatTemplate) -> frozenset[int]:
@@ -430,8 +405,6 @@ def load_model(path_or_name: str, config: ModelConfig) -> Any:
     Raises:
         ConfigError: the model cannot be loaded.
     """
-    import torch
-
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cpu":
         require_memory(

@@ -34,9 +34,8 @@ def public_name(path_or_name: str) -> str:
     """
     # A path tells where something is on this machine, which does not belong into data sets.
     path = named_path(path_or_name)
-    if path.is_absolute() or path_or_name.startswith(".") or path.is_dir():
-        return path.resolve().name
-    return path_or_name
+    is_path = path.is_absolute() or path_or_name.startswith(".") or path.is_dir()
+    return path.resolve().name if is_path else path_or_name
 
 
 def model_identity(name: str, revision: str | None = None) -> str:
@@ -219,6 +218,5 @@ def choose_threads(model: Any) -> int:
     # Threads of a product wait for the slowest, and spin
     # meanwhile: of small matrices that takes longer than the rest.
     parameters = sum(weights.numel() for weights in model.parameters())
-    if next(model.parameters()).device.type == "cpu" and parameters < _SMALL:
-        return 1
-    return int(torch.get_num_threads())
+    is_small = next(model.parameters()).device.type == "cpu" and parameters < _SMALL
+    return 1 if is_small else int(torch.get_num_threads())

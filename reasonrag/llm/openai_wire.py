@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from reasonrag.core.text import MOST_QUOTED, excerpt, valid_unicode
@@ -76,10 +76,6 @@ class Wire:
     think: bool | None = None
     vocabulary: int = MOST_TOKENS
 
-    @property
-    def route(self) -> str:
-        return "/chat/completions" if self.encode is None else "/completions"
-
     def body(
         self, prompt: Prompt, encoded: Encoded, sampling: Sampling, dropped: Collection[str] = ()
     ) -> dict[str, Any]:
@@ -89,14 +85,9 @@ class Wire:
         """
         parameters: dict[str, Any] = {
             "model": self.model,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "max_tokens": sampling.max_tokens,
+            **asdict(sampling),
+            "stop": list(prompt.stop) or None,
         }
-        if sampling.seed is not None:
-            parameters["seed"] = sampling.seed
-        if prompt.stop:
-            parameters["stop"] = list(prompt.stop)
         if self.logprobs:
             # The number is that of alternatives; vLLM reports the sampled token even with 0.
             parameters["logprobs"] = True if self.encode is None else 0 if self.vllm else 1
@@ -107,7 +98,8 @@ class Wire:
                 del parameters["include_stop_str_in_output"]
         if "max_tokens" in dropped:  # OpenAI's reasoning models accept this name only
             parameters["max_completion_tokens"] = sampling.max_tokens
-        return {key: value for key, value in parameters.items() if key not in dropped} | self._prompt(prompt, encoded)
+        sent = {key: value for key, value in parameters.items() if value is not None and key not in dropped}
+        return sent | self._prompt(prompt, encoded)
 
     def most_bytes(self, sent: int, sampling: Sampling) -> int:
         """Return how long a reply can be to a request of `sent` bytes: several times what its tokens take as JSON.
@@ -151,29 +143,26 @@ class Wire:
         if not isinstance(choices[0], dict):
             raise BadReply("a choice of the reply is not an object")
         completion = self._sampled(choices[0], prompt, sampling)
-        prompt_ids = completion.prompt_token_ids or self._ids(reply.get("prompt_token_ids"))
+        prompt_ids = self._ids(choices[0].get("prompt_token_ids")) or self._ids(reply.get("prompt_token_ids"))
         if isinstance(sent, list):
             if prompt_ids is not None and list(prompt_ids) != sent:  # the server has answered a different prompt
                 raise BadReply(
                     f"the server read {len(prompt_ids)} token ids that differ from the {len(sent)} of the request"
                 )
             prompt_ids = tuple(sent)
-        usage = reply.get("usage")
-        totals = usage if isinstance(usage, dict) else {}
-        written = _count(totals.get("completion_tokens"))
-        return replace(
-            completion,
-            prompt_token_ids=prompt_ids,
-            prompt_tokens=_count(totals.get("prompt_tokens")),
-            completion_tokens=written if completion.token_ids is None else len(completion.token_ids),
-        )
+        usage = reply["usage"] if isinstance(reply.get("usage"), dict) else {}
+        names = ("prompt_tokens", "completion_tokens")
+        counts: dict[str, Any] = {name: _count(usage.get(name)) for name in names}
+        if completion.token_ids is not None:
+            counts["completion_tokens"] = len(completion.token_ids)
+        return replace(completion, prompt_token_ids=prompt_ids, **counts)
 
     def _sampled(self, choice: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> Completion:
         completion_tokens = self._text(choice)
         finish_reason = _FINISH.get(str(choice.get("finish_reason")), FinishReason.OTHER)
         text = cut_at_stop(completion_tokens, prompt.stop)
         if text is not None and text != completion_tokens:  # the server ignored the stop strings, and its ids continue
-            return Completion(text, prompt_token_ids=self._ids(choice.get("prompt_token_ids")))
+            return Completion(text)
         if text is not None:
             finish_reason = FinishReason.STOP
         elif finish_reason is FinishReason.STOP and "stop_reason" in choice:
@@ -190,9 +179,7 @@ class Wire:
         # only: then it is unknown which belongs to which.
         if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
             logprobs = None
-        return Completion(
-            completion_tokens, finish_reason, token_ids, logprobs, self._ids(choice.get("prompt_token_ids"))
-        )
+        return Completion(completion_tokens, finish_reason, token_ids, logprobs)
 
     def _ids(self, value: object) -> tuple[int, ...] | None:
         if not isinstance(value, list) or not set(map(type, value)) <= {int}:
@@ -277,9 +264,8 @@ def _count(value: object) -> int | None:
 
 def _logprobs(value: object) -> tuple[float, ...] | None:
     """Return the logprobs in `content[].logprob` (chat) or `token_logprobs` (completions), or None."""
-    if not isinstance(value, dict):
-        return None
-    numbers, tokens = value.get("token_logprobs"), value.get("content")
+    reported = value if isinstance(value, dict) else {}
+    numbers, tokens = reported.get("token_logprobs"), reported.get("content")
     if isinstance(tokens, list):
         numbers = [token.get("logprob") if isinstance(token, dict) else None for token in tokens]
     if not isinstance(numbers, list):
@@ -291,12 +277,8 @@ def _logprobs(value: object) -> tuple[float, ...] | None:
 def rejected_parameter(payload: bytes, parameters: Mapping[str, Any]) -> str | None:
     """Return the optional parameter of `body` that a strict server does not know, or None."""
     message = payload.decode("utf-8", "replace")
-    if not _UNSUPPORTED.search(message):
-        return None
-    for key in _DROPPABLE:
-        if key in parameters and re.search(rf"(?:['\"`]|\w: |Got ){key}(?!\w)", message):
-            return key
-    return None
+    sent = [key for key in _DROPPABLE if key in parameters] if _UNSUPPORTED.search(message) else []
+    return next((key for key in sent if re.search(rf"(?:['\"`]|\w: |Got ){key}(?!\w)", message)), None)
 
 
 def readable(payload: bytes, secret: str | None = None, *, limit: int = 200) -> str:

@@ -34,9 +34,7 @@ from reasonrag.core.types import Completion, Message, Prompt, Span
 from reasonrag.llm.base import Sampling, caller, overflows_context
 from reasonrag.llm.model_folder import public_name
 from reasonrag.llm.openai_wire import (
-    MOST_TOKENS,
     BadReply,
-    Encode,
     Encoded,
     ServedModel,
     Wire,
@@ -192,10 +190,9 @@ class ServerLLM:
 
     async def _list(self, url: str) -> tuple[int, bytes]:
         """Ask for the list of models; return status and body."""
+        limits = _CHECK_TIMEOUT_S, _MOST_OF_LISTS, "unreachable"
         try:
-            reply, payload = await exchange(
-                self._session(), "GET", f"{url}/models", _CHECK_TIMEOUT_S, _MOST_OF_LISTS, "unreachable"
-            )
+            reply, payload = await exchange(self._session(), "GET", f"{url}/models", *limits)
         except Unavailable as error:
             problem = f"no server answers at {url} ({error}); is it running, and is this its address?"
             raise LLMError(problem, cause="unreachable") from error
@@ -214,10 +211,8 @@ class ServerLLM:
             raise ConfigError(f"{url} does not list what it serves: {NAME_IT}")
         if status != 200:
             message = f"{url}/models: HTTP {status}: {self._shown(payload, status)}"
-            if status in AWAY:
-                raise LLMError(message, cause="unreachable")
-            if status in (401, 403):
-                raise LLMError(message, cause="refused")
+            if status in (*AWAY, 401, 403):
+                raise LLMError(message, cause="unreachable" if status in AWAY else "refused")
             raise ConfigError(message)
         try:
             models = listed_models(payload)
@@ -261,8 +256,9 @@ class ServerLLM:
         """Send a request once, and again at once for each parameter that the server turns out not to know."""
         parameters = self._wire.body(prompt, encoded, sampling, self.dropped)
         request_body = json.dumps(parameters).encode()
+        endpoint = url + ("/chat/completions" if self._wire.encode is None else "/completions")
         limits = left_s, self._wire.most_bytes(len(request_body), sampling), "unreachable"
-        reply, payload = await exchange(self._session(), "POST", url + self._wire.route, *limits, data=request_body)
+        reply, payload = await exchange(self._session(), "POST", endpoint, *limits, data=request_body)
         status = reply.status
         if status == 200:
             parse = partial(self._wire.completion, payload, prompt, sampling, parameters.get("prompt"))
@@ -302,8 +298,8 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
     Raises:
         ConfigError: the address, the key or the tokenizer cannot be used.
     """
-    encode: Encode | None = None
-    decode, vocabulary = None, MOST_TOKENS
+    decode = None
+    encoding: dict[str, Any] = {}
     if config.api == "completions" and config.model:
         from reasonrag.llm.chat_template import ChatTemplate  # imports transformers when it loads
 
@@ -316,7 +312,7 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
             raise ConfigError(
                 f"{error}; give the model's tokenizer: --set policy.tokenizer=FOLDER_OR_HUB_ID"
             ) from error
-        encode, vocabulary = (chat.token_ids if config.vllm else chat.text), len(chat.tokenizer)
+        encoding = {"encode": chat.token_ids if config.vllm else chat.text, "vocabulary": len(chat.tokenizer)}
         decode = chat.decode
     shared = {"timeout_s", "patience_s", "concurrency", "seeded", "vllm", "logprobs", "think"}
     server = ServerLLM(
@@ -324,8 +320,7 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
         config.model or "",
         api_key=os.environ.get(config.api_key_env),
         key_env=config.api_key_env,
-        encode=encode,
-        vocabulary=vocabulary,
+        **encoding,
         **config.model_dump(include=shared),
     )
     server.decode = decode

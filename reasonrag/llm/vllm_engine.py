@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
@@ -71,10 +72,7 @@ class VLLMEngine:
         if self._engine is None:
             raise LLMError(f"{self.name} is closed", cause="closed")
         params = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
-            seed=sampling.seed,
+            **asdict(sampling),
             stop=list(prompt.stop),
             stop_token_ids=[self._chat.end_of_turn],
             include_stop_str_in_output=True,

@@ -153,7 +153,7 @@ class VLLMServerSync:
             if self.sleeps:
                 self._call("/wake_up?tags=weights", self._pause_timeout_s)
             load = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}}
-            self._call("/collective_rpc", self._pause_timeout_s, load)
+            self._call("/collective_rpc", self._pause_timeout_s, json.dumps(load).encode())
             if self.sleeps:
                 self._call("/wake_up?tags=kv_cache", self._pause_timeout_s)
             # Without the flag, vLLM before 0.26 kept the cache
@@ -169,7 +169,7 @@ class VLLMServerSync:
         self._call("/resume")
         log.info("weights pushed", server=self._root)
 
-    def _call(self, path: str, timeout_s: float = _TIMEOUT_S, body: dict[str, Any] | None = None) -> bytes:
+    def _call(self, path: str, timeout_s: float = _TIMEOUT_S, body: bytes = b"") -> bytes:
         """POST with retries after transient failures; raise LLMError, or ConfigError without that endpoint."""
         passing = (OSError, http.client.HTTPException)
         retries = stamina.retry_context(
@@ -178,9 +178,7 @@ class VLLMServerSync:
         try:
             for attempt in retries:
                 with attempt:
-                    status, payload = _post(
-                        self._root + path, timeout_s, b"" if body is None else json.dumps(body).encode()
-                    )
+                    status, payload = _post(self._root + path, timeout_s, body)
                     if status >= 500:
                         raise OSError(f"HTTP {status}: {readable(payload)}")
         except passing as error:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.online_rl.collector import (
@@ -158,6 +157,8 @@ def open_policy(run: TrainingRun[RLSettings], loop: RolloutLoop) -> tuple[Any, V
             "they cannot make rollouts here; use a vLLM server with --rollout-url, or train adapters or a smaller "
             "model with whole copies (--multi_gpu)",
         )
+        from reasonrag.llm.local import TransformersLLM  # imports torch
+
         local = TransformersLLM(chat, name=source.name, batch_size=rollout.batch_size)
         loop.parts.push_async_callback(local.aclose)
         return local, None

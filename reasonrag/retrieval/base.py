@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reasonrag.core.errors import RetrievalError
@@ -39,7 +39,6 @@ class Retriever(Protocol):
     @property
     def fingerprint(self) -> str:
         """Changes whenever the same query may find other passages: a hash of corpus, kind of index and settings."""
-        ...
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
         """Return `[len(queries)]` rankings of at most `top_k` passages, best first. An empty query finds nothing.
@@ -47,11 +46,9 @@ class Retriever(Protocol):
         Raises:
             RetrievalError: all attempts failed.
         """
-        ...
 
     async def aclose(self) -> None:
         """Close sockets and files. A second call does nothing."""
-        ...
 
 
 class LocalRetriever(ABC):
@@ -92,14 +89,12 @@ class MemoryStore:
         self._rankings: OrderedDict[tuple[str, int], Ranking] = OrderedDict()
 
     def get(self, query: str, top_k: int) -> Ranking | None:
-        ranking = self._rankings.get((query, top_k))
-        if ranking is not None:
+        if (query, top_k) in self._rankings:
             self._rankings.move_to_end((query, top_k))
-        return ranking
+        return self._rankings.get((query, top_k))
 
     async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
-        for query, ranking in rankings.items():
-            self._rankings[query, top_k] = ranking
+        self._rankings |= {(query, top_k): ranking for query, ranking in rankings.items()}
         while self._limit is not None and len(self._rankings) > self._limit:
             self._rankings.popitem(last=False)
 
@@ -117,10 +112,7 @@ class JournalStore:
 
     async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
         """Keep the rankings of one lookup. Returns once they are on disk."""
-        replies = {}
-        for query, ranking in rankings.items():
-            passages = [{"id": p.id, "contents": p.contents, "score": p.score} for p in ranking]
-            replies[self._key(query, top_k)] = passages
+        replies = {self._key(query, top_k): [*map(asdict, ranking)] for query, ranking in rankings.items()}
         await self._journal.put_calls("search", replies)
 
     def _key(self, query: str, top_k: int) -> str:
@@ -148,7 +140,7 @@ class BatchedRetriever:
         inner: Retriever,
         *,
         window_s: float = 0.002,
-        max_batch: int | None = None,
+        max_batch: int = 256,
         max_lookups: int | None = None,
         store: MemoryStore | JournalStore | None = None,
     ) -> None:
@@ -157,8 +149,8 @@ class BatchedRetriever:
         Args:
             inner: the retriever that is called with whole batches.
             window_s: how long the first query of a batch waits for others.
-            max_batch: maximum queries in one call; a full batch leaves at once. None is
-                256: the queries of one batch wait for each other, and fail together.
+            max_batch: maximum queries in one call; a full batch leaves at once. The
+                queries of one batch wait for each other, and fail together.
             max_lookups: maximum calls of `inner` at a time; None
                 means no limit. A waiting batch takes more queries.
             store: keeps the rankings; None keeps them in the memory of this process.
@@ -166,7 +158,7 @@ class BatchedRetriever:
         self._inner = inner
         self.fingerprint = inner.fingerprint
         self._window_s = window_s
-        self._max_batch = max_batch or 256
+        self._max_batch = max_batch
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Semaphore(max_lookups) if max_lookups else nullcontext()
         self._store = store if store is not None else MemoryStore()
         self._open: dict[int, _Batch] = {}  # by top_k: batches that still take queries
@@ -207,8 +199,7 @@ class BatchedRetriever:
         if (query, top_k) in self._in_flight:
             self._in_flight[query, top_k].append(future)
             return future
-        ranking = self._store.get(query, top_k)
-        if ranking is not None:
+        if (ranking := self._store.get(query, top_k)) is not None:
             return ranking
         # A batch for each number of passages: a call of `inner` has one.
         batch = self._open.get(top_k)
@@ -266,9 +257,8 @@ class BatchedRetriever:
                     waiting_parts += [queries[half:], queries[:half]]
                 continue
             failures_in_a_row = 0
-            redacted = {}
-            for query, ranking in zip(queries, rankings, strict=True):
-                redacted[query] = tuple(map(_without_secrets, ranking))
+            redacted_rankings = [tuple(map(_without_secrets, ranking)) for ranking in rankings]
+            redacted = dict(zip(queries, redacted_rankings, strict=True))
             await self._store.put(redacted, top_k)
             for query, ranking in redacted.items():
                 for future in self._take(batch, query, top_k):
@@ -292,5 +282,4 @@ class BatchedRetriever:
 def _without_secrets(passage: Passage) -> Passage:
     """Redact a passage before it is kept or used, so that a resumed run reads the same from the journal."""
     id_, contents = redact_data((passage.id, passage.contents), "a passage")
-    is_same = id_ is passage.id and contents is passage.contents
-    return passage if is_same else replace(passage, id=id_, contents=contents)
+    return replace(passage, id=id_, contents=contents)

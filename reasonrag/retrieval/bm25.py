@@ -154,14 +154,11 @@ class BM25Retriever(LocalRetriever):
         return cls(index)
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
-        rankings = []
-        for query in queries:
-            words = self._tokenizer.words(query)[:_MOST_WORDS]
-            tokens = [self._word_ids[word] for word in words if word in self._word_ids]
-            rankings.append(self._rank(tokens, top_k))
-        return rankings
+        return [self._rank(query, top_k) for query in queries]
 
-    def _rank(self, tokens: list[int], top_k: int) -> tuple[Passage, ...]:
+    def _rank(self, query: str, top_k: int) -> tuple[Passage, ...]:
+        words = self._tokenizer.words(query)[:_MOST_WORDS]
+        tokens = [self._word_ids[word] for word in words if word in self._word_ids]
         if not tokens or top_k < 1:
             return ()
         starts, ends = self._starts[tokens].tolist(), self._starts[np.add(tokens, 1)].tolist()
@@ -234,9 +231,8 @@ def build_bm25(
             progress.advance(stop - start)
     if not vocabulary:
         raise DataError("no passage of the corpus holds a word that can be searched for")
-    frequencies = np.zeros(len(vocabulary), dtype=np.int64)  # passages by word
-    for piece in chunks:
-        frequencies += np.bincount(piece.array("words"), minlength=len(vocabulary))
+    # Passages by word.
+    frequencies: Any = sum(np.bincount(piece.array("words"), minlength=len(vocabulary)) for piece in chunks)
     indptr = np.concatenate([[0], np.cumsum(frequencies)])
     postings = int(indptr[-1])
     at_once = min(max_bytes, _MAX_BYTES) // _BYTES_A_POSTING
@@ -252,8 +248,7 @@ def build_bm25(
     # Without a named backend, bm25s would use numba if it is installed.
     parameters = {"k1": settings.k1, "b": settings.b, "method": "lucene", "backend": "numpy"}
     parameters |= {"num_docs": stop, "version": version("bm25s")}
-    with draft.writing(_INDPTR) as file:
-        save_array(file, indptr)
+    save_array(draft, _INDPTR, indptr)
     for name, document in ((_VOCABULARY, vocabulary), (_PARAMETERS, parameters)):
         with draft.writing(name) as file:
             file.write(json.dumps(document, ensure_ascii=False).encode())
@@ -298,8 +293,8 @@ class _Chunk:
         with self._draft.writing(f"{self._folder}/words.txt", scratch=True) as file:
             file.write("\n".join(islice(vocabulary, known, None)).encode())
         for name, values in {"words": words, "rows": rows, "times": times, "lengths": lengths}.items():
-            with self._draft.writing(f"{self._folder}/{name}.npy", scratch=True) as file:
-                save_array(file, values.astype(np.min_scalar_type(values.max(initial=0))))
+            smallest = values.astype(np.min_scalar_type(values.max(initial=0)))
+            save_array(self._draft, f"{self._folder}/{name}.npy", smallest, scratch=True)
 
     def new_words(self) -> list[str]:
         """Return the words that no earlier chunk has."""
@@ -307,8 +302,7 @@ class _Chunk:
         return text.split("\n") if text else []
 
     def array(self, name: str) -> _Array:
-        values: _Array = np.load(self._draft.scratch / self._folder / f"{name}.npy", mmap_mode="r")
-        return values
+        return np.asarray(np.load(self._draft.scratch / self._folder / f"{name}.npy", mmap_mode="r"))
 
 
 def _merged(

@@ -26,11 +26,8 @@ def build_index(path: Path, config: IndexConfig, *, progress: BuildProgress) -> 
 
         Tokenizer(config.bm25)  # raises for an unknown language before the passages are read
     index = IndexFolder(path)
-
-    def waiting() -> None:
-        progress.note(f"another process builds in {path}; waiting for it to finish")
-
-    with index.locked(waiting=waiting):
+    message = f"another process builds in {path}; waiting for it to finish"
+    with index.locked(waiting=lambda: progress.note(message)):
         _passages(index, config, progress)
         if "bm25" in config.kind:
             from reasonrag.retrieval.bm25 import build_bm25
@@ -67,6 +64,6 @@ def _vectors(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -
     settings = choose(counts["passages"], counts["dims"], config.max_bytes, kind=config.vectors.kind)
     with closing(PassageStore(index)) as store:
         # There are no queries of users yet, so pieces of its own passages stand for them.
-        queries = encoder.encode_queries([piece for _, piece in self_queries(store, _TUNING_QUERIES)])
+        queries = encoder.encode_queries(self_queries(store, _TUNING_QUERIES))
     progress.note(f"vectors: {settings.kind} {settings.factory}, chosen for {show_size(config.max_bytes)} of memory")
     build_vectors(index, settings, queries=queries, progress=progress)

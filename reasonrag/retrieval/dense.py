@@ -22,12 +22,11 @@ from reasonrag.core.settings import validate
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import LocalRetriever
-from reasonrag.retrieval.encoders import TextEncoder, differences, identity_checksum
+from reasonrag.retrieval.encoders import TextEncoder, Vectors, differences, identity_checksum
 from reasonrag.retrieval.index import BuildProgress, Draft, EncoderConfig, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.passages import PASSAGES, PassageStore, save_array
 from reasonrag.storage.files import read_json, write_json
 
-Vectors = NDArray[np.float32]
 Rows = NDArray[np.int64]
 TOP_K = 10
 
@@ -115,8 +114,7 @@ def build_embeddings(
                     texts = list(store.contents(first, min(first + _ENCODED_AT_ONCE, stop)))
                     blocks.append(_encode(encoder, texts, first, store))
                     progress.advance(len(texts))
-                with draft.writing(_shard(number)) as file:
-                    save_array(file, np.concatenate(blocks))
+                save_array(draft, _shard(number), np.concatenate(blocks))
             manifest = draft.finish({"passages": len(store), "dims": encoder.dims})
     # Outside of the parts, which hold nothing about this machine.
     location = {"encoder": identity_checksum(encoder.identity), "location": encoder.location}
@@ -184,17 +182,15 @@ def choose(rows: int, dims: int, max_bytes: int, *, kind: str = "auto") -> Vecto
     """
     # One byte a dimension, and the row of each vector.
     sq8_bytes = rows * (dims + 8)
-    if kind == "auto" and rows * dims * 4 <= _FLAT_BYTES:
-        kind = "flat"
-    elif kind == "auto":
+    if kind == "flat" or (kind == "auto" and rows * dims * 4 <= _FLAT_BYTES):
+        return VectorSettings("flat")
+    if kind == "auto":
         kind = "ivf-sq8" if sq8_bytes <= max_bytes else "ivf-pq"
     elif kind == "ivf-sq8" and sq8_bytes > max_bytes:
         raise ConfigError(
             f"ivf-sq8 over {rows} passages of {dims} dimensions needs {sq8_bytes / (1 << 20):,.0f} MiB, more than "
             f"the {max_bytes / (1 << 20):,.0f} MiB of --max-memory; allow more, or take ivf-pq"
         )
-    if kind == "flat":
-        return VectorSettings(kind)
     if kind == "ivf-pq" and rows < _PQ_LEAST_ROWS:
         raise ConfigError(f"ivf-pq learns its codes from {_PQ_LEAST_ROWS} passages or more, not {rows}; take flat")
     # The largest power of two up to 4 * sqrt(rows) that

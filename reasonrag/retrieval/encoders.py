@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.event_loop import Worker
@@ -21,11 +23,7 @@ from reasonrag.core.text import normalize_answer
 from reasonrag.retrieval.index import EncoderConfig
 from reasonrag.storage.files import size_and_digest
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Vectors = NDArray[np.float32]
+Vectors = NDArray[np.float32]
 
 _NAMING = ("name", "family", "revision")  # of an identity; they do not change the vectors ("family": of version 0.1.0)
 
@@ -139,10 +137,8 @@ class TextEncoder:
         model.max_seq_length = min(config.max_tokens or longest, longest)
         model.prompts = _prompts(files.name, model.prompts or {}, config)
         # "[SEP]" in a passage is text, unless the model's own prefixes hold such tokens.
-        prefixes = "".join(model.prompts.values())
-        model.tokenizer.split_special_tokens = not any(
-            token in prefixes for token in model.tokenizer.all_special_tokens
-        )
+        prefixes, tokenizer = "".join(model.prompts.values()), model.tokenizer
+        tokenizer.split_special_tokens = not any(token in prefixes for token in tokenizer.all_special_tokens)
         self._model = model
         self._thread = Worker("the encoder")
         self._options = {"batch_size": config.batch_size, "normalize_embeddings": True, "show_progress_bar": False}
@@ -176,8 +172,6 @@ class TextEncoder:
         return as_lists
 
     def _of_length_1(self, encoded: Vectors) -> Vectors:
-        import numpy as np
-
         vectors = np.asarray(encoded, dtype=np.float32).reshape(-1, self.dims)
         # In half precision the model's own normalization is exact to three digits only.
         length = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -197,11 +191,8 @@ def differences(built: Mapping[str, str], opened: Mapping[str, str]) -> str:
     >>> differences({"name": "a", "pooling": "cls"}, {"name": "b", "pooling": "mean"})
     "pooling 'cls', not 'mean'"
     """
-    described = []
-    for key, expected in built.items():
-        if key not in _NAMING and expected != opened.get(key, ""):
-            described.append(f"{key} {expected[:12]!r}, not {opened.get(key, '')[:12]!r}")
-    return ", ".join(described)
+    changed = [key for key in built if key not in _NAMING and built[key] != opened.get(key, "")]
+    return ", ".join(f"{key} {built[key][:12]!r}, not {opened.get(key, '')[:12]!r}" for key in changed)
 
 
 class LexicalEncoder:
@@ -225,9 +216,7 @@ class LexicalEncoder:
 
 def open_encoder(spec: str) -> LexicalEncoder | TextEncoder:
     """Open the `lexical` encoder, or a model by Hub id or folder; raise ConfigError if it cannot be opened."""
-    if spec == "lexical":
-        return LexicalEncoder()
-    return TextEncoder(EncoderConfig(name=spec, batch_size=32))
+    return LexicalEncoder() if spec == "lexical" else TextEncoder(EncoderConfig(name=spec, batch_size=32))
 
 
 def _prompts(name: str, own: Mapping[str, str], config: EncoderConfig) -> dict[str, str]:

@@ -212,8 +212,7 @@ class Manifest:
         return sum(size for size, _ in self.files.values())
 
     def document(self) -> dict[str, Any]:
-        files = {name: [size, digest] for name, (size, digest) in self.files.items()}
-        return {**self.plan.document(), "counts": dict(self.counts), "files": files}
+        return {**self.plan.document(), "counts": dict(self.counts), "files": dict(self.files)}
 
 
 class IndexFolder:
@@ -270,14 +269,13 @@ class IndexFolder:
 
     def need(self, part: Part) -> Manifest:
         """Read the manifest of a part; raise DataError if the part is missing, or its manifest is damaged."""
-        manifest = self.manifest(part)
-        if manifest is None:
-            content = f"is an index of {', '.join(self.parts())}" if self.parts() else "is not an index"
-            advice = "give the folder that `index build` wrote, or build it"
-            if any(self.path.glob(".building-*")):
-                advice = "its build was not finished, run the same index build again"
-            raise DataError(f"{self.path} {content}, and has no {part}; {advice}")
-        return manifest
+        if manifest := self.manifest(part):
+            return manifest
+        content = f"is an index of {', '.join(self.parts())}" if self.parts() else "is not an index"
+        advice = "give the folder that `index build` wrote, or build it"
+        if any(self.path.glob(".building-*")):
+            advice = "its build was not finished, run the same index build again"
+        raise DataError(f"{self.path} {content}, and has no {part}; {advice}")
 
     def verify(self, part: Part, *, fully: bool = False) -> Manifest:
         """Check that a part's files are the ones that were written.
@@ -307,8 +305,7 @@ class IndexFolder:
     def sound(self, plan: Plan) -> Manifest | None:
         """Return the manifest of the part with this plan; None if it is missing or damaged."""
         with contextlib.suppress(DataError):
-            manifest = self.manifest(plan.part)
-            if manifest is not None and manifest.plan.same(plan):
+            if self.need(plan.part).plan.same(plan):
                 return self.verify(plan.part)
         return None
 

@@ -31,11 +31,8 @@ async def gold_recall(
         rankings += await retriever.search(queries, max(cutoffs))
     for question, ranking in zip(questions, rankings, strict=True):
         gold = _gold_ids(question)
-        ranked_ids = [passage.id for passage in ranking]
-        for place, passage_id in enumerate(ranked_ids):
-            whole = re.sub(r"#[0-9]+$", "", passage_id)
-            if passage_id not in gold and whole in gold:
-                ranked_ids[place] = whole
+        ids = [passage.id for passage in ranking]
+        ranked_ids = [id_ if id_ in gold else re.sub(r"#[0-9]+$", "", id_) for id_ in ids]
         for k in cutoffs:
             hits = gold & set(ranked_ids[:k])
             columns[f"any_gold@{k}"].append(float(bool(hits)))

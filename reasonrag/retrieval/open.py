@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import ConfigError, DataError
@@ -48,12 +47,10 @@ def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> R
         if kind in ("dense", "hybrid"):
             from reasonrag.retrieval.dense import DenseRetriever
 
-            options: dict[str, Any] = {
-                "gpu": config.gpu,
-                "device": config.device,
-                "trust_remote_code": trust_remote_code,
-            }
-            retrievers.append(DenseRetriever(index, config.encoder, **options))
+            dense = DenseRetriever(
+                index, config.encoder, gpu=config.gpu, device=config.device, trust_remote_code=trust_remote_code
+            )
+            retrievers.append(dense)
     except (ValueError, TypeError, LookupError, EOFError) as error:  # made so that their checksums agree
         problem = f"{index.path}: files of {kind} are not what they say ({type(error).__name__})"
         raise DataError(f"{problem}; build the index again") from error
@@ -79,17 +76,14 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], *, k: int = _K) -> Ranki
     [('b', 0.833), ('a', 0.5)]
     """
     passages: dict[str, Passage] = {}
-    shares: dict[str, list[float]] = {}
-    for ranking in rankings:
-        ranks: dict[str, int] = {}
+    shares: dict[str, dict[int, float]] = {}  # by passage, then by ranking
+    for number, ranking in enumerate(rankings):
         for rank, passage in enumerate(ranking, 1):
             passages.setdefault(passage.id, passage)
-            ranks.setdefault(passage.id, rank)
-        for passage_id, rank in ranks.items():
-            shares.setdefault(passage_id, []).append(1 / (k + rank))
+            shares.setdefault(passage.id, {}).setdefault(number, 1 / (k + rank))
     # An exact sum: the same ranks in another order of the
     # rankings are a tie, not a difference in the last digit.
-    fused = [replace(passage, score=math.fsum(shares[passage_id])) for passage_id, passage in passages.items()]
+    fused = [replace(passage, score=math.fsum(shares[id_].values())) for id_, passage in passages.items()]
     return tuple(sorted(fused, key=lambda passage: -passage.score))
 
 

@@ -41,6 +41,7 @@ PARAGRAPH_CORPORA = ("hotpotqa", "2wikimultihopqa", "musique")
 PASSAGES, OFFSETS, SET_ASIDE = "passages.jsonl", "offsets.bin", "set_aside.jsonl"
 
 _TEXTS = (".txt", ".md")
+_HIDDEN = re.compile(r"(^|/)\.")
 _HUB = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?:(?P<file>.+)")
 _DUPLICATE = "duplicate id"
 _UNUSABLE = "Repair or remove these rows; a passage has a unique id, and contents (or title and text)."
@@ -162,15 +163,11 @@ def open_corpus(spec: str) -> CorpusSource:
 
 def _open_folder(folder: Path) -> CorpusSource:
     """Open the files with rows in a folder, else its texts; hidden files and folders are ignored."""
-    files = []
-    for path in sorted(folder.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.is_file() and not is_hidden:
-            files.append(path)
+    visible = [path for path in sorted(folder.rglob("*")) if not _HIDDEN.search(path.relative_to(folder).as_posix())]
+    files = [path for path in visible if path.is_file()]
     name = valid_unicode(folder.resolve().name)
     for suffixes in (SUFFIXES, _TEXTS):
-        chosen = [path for path in files if path.name.lower().endswith(suffixes)]
-        if chosen:
+        if chosen := [path for path in files if path.name.lower().endswith(suffixes)]:
             return FileCorpus(name, chosen, folder, total=len(chosen) if suffixes == _TEXTS else None)
     raise DataError(f"{folder}: no corpus in it; a folder needs files that end in {', '.join((*SUFFIXES, *_TEXTS))}")
 
@@ -265,9 +262,8 @@ def build_passages(
         return manifest
     draft = Draft(index, plan)
     with contextlib.ExitStack() as opened:
-        writer = _Writer(
-            source.name, {name: opened.enter_context(draft.writing(name)) for name in (PASSAGES, OFFSETS, SET_ASIDE)}
-        )
+        files = {name: opened.enter_context(draft.writing(name)) for name in (PASSAGES, OFFSETS, SET_ASIDE)}
+        writer = _Writer(source.name, files)
         progress.start("passages", total=source.total, unit="rows")
         for number, row in source.rows():
             writer.add(number, row, rules)
@@ -366,32 +362,29 @@ def split(contents: str, max_words: int) -> list[str]:
     title, line, text = contents.partition("\n")
     if not text.strip() or len(title.split()) > _TITLE_WORDS:
         title, line, text = "", "", contents
-    words = [word.span() for word in _WORD.finditer(text)]
+    words = list(_WORD.finditer(text))
     if len(words) <= max_words:
         return [contents]
-    pieces = []
-    for first in range(0, len(words), max_words):
-        last = min(first + max_words, len(words)) - 1
-        start, stop = words[first][0], words[last][1]
-        pieces.append(f"{title}{line}{text[start:stop]}")
-    return pieces
+    groups = (words[first : first + max_words] for first in range(0, len(words), max_words))
+    return [f"{title}{line}{text[group[0].start() : group[-1].end()]}" for group in groups]
 
 
-def self_queries(store: PassageStore, count: int, *, seed: int = 0) -> list[tuple[int, str]]:
-    """Draw queries from an index's own passages: the rows of `count` passages, and at most 8 words in a row of each.
+def self_queries(store: PassageStore, count: int) -> list[str]:
+    """Draw queries from an index's own passages: at most 8 words in a row of each of `count` passages.
 
-    All passages are taken if there are fewer. The same seed gives the same queries.
+    All passages are taken if there are fewer. The same index gives the same queries.
     """
-    draw = random.Random(seed)
+    draw = random.Random(0)
     queries = []
     for row in draw.sample(range(len(store)), min(count, len(store))):
         words = store.passage(row).contents.split()
         start = draw.randrange(max(len(words) - _QUERY_WORDS, 0) + 1)
-        queries.append((row, " ".join(words[start : start + _QUERY_WORDS])))
+        queries.append(" ".join(words[start : start + _QUERY_WORDS]))
     return queries
 
 
-def save_array(file: IO[bytes], values: NDArray[Any]) -> None:
+def save_array(draft: Draft, name: str, values: NDArray[Any], *, scratch: bool = False) -> None:
     """Write the bytes that `np.save` writes; its error on a full disk does not name the reason."""
-    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
-    file.write(values.data)
+    with draft.writing(name, scratch=scratch) as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        file.write(values.data)

@@ -7,7 +7,10 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import aiohttp
+from yarl import URL
 
 from reasonrag.core.calls import (
     TOKEN_ENV,
@@ -20,16 +23,13 @@ from reasonrag.core.calls import (
     is_transient,
     parse_retry_after,
 )
-from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.errors import RetrievalError
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage, as_finite
 from reasonrag.retrieval.base import Ranking
 from reasonrag.retrieval.passages import passage_contents
 from reasonrag.storage.parquet import text_id
 from reasonrag.storage.questions import passage_id
-
-if TYPE_CHECKING:
-    import aiohttp
 
 _CONCURRENCY = 64  # requests in flight at each server
 _CHECK_TIMEOUT_S = 10.0
@@ -58,7 +58,7 @@ class RemoteRetriever:
         """Name the servers; nothing is sent before the first search.
 
         Args:
-            urls: addresses of servers with the same corpus and
+            urls: addresses of one or more servers with the same corpus and
                 index. `/retrieve` is added to a URL without a path.
             timeout_s: seconds for one attempt.
             max_retries: further attempts after a failure of a server that is up. 429 does not count, nor
@@ -69,14 +69,12 @@ class RemoteRetriever:
                 because a URL does not identify their passages.
 
         Raises:
-            ConfigError: `urls` is empty, one is not http(s), or the token cannot be sent in a header.
+            ConfigError: a URL is not http(s), or the token cannot be sent in a header.
         """
         urls = [urls] if isinstance(urls, str) else urls
         for url in urls:
             # A password in the address is sent as HTTP's basic authentication.
             check_url(url, example="http://host:8000", allow_password=True)
-        if not urls:
-            raise ConfigError("a remote retriever needs the URL of at least one server")
         self.fingerprint = hashlib.sha256(f"remote:{identity}".encode()).hexdigest()[:16]
         self.name = f"the retrieval server{'s' if len(urls) > 1 else ''}"
         self._timeout_s = timeout_s
@@ -127,19 +125,14 @@ class RemoteRetriever:
 
     async def _request(self, queries: list[str], top_k: int, _: object, url: str, left_s: float) -> list[Ranking]:
         """Return the rankings of one request; raise Unavailable if another attempt may succeed."""
-        import aiohttp
-        from yarl import URL
-
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
         endpoint = URL(url)
         endpoint = endpoint.with_path("/retrieve") if endpoint.path in ("", "/") else endpoint
-        timeout_s = min(self._timeout_s, left_s)
         most_bytes = _MOST_BYTES + len(queries) * top_k * _MOST_BYTES_A_PASSAGE
+        limits = min(self._timeout_s, left_s), most_bytes, "connection"
         payload = {"queries": queries, "topk": top_k, "return_scores": True}
-        reply, body = await exchange(
-            self._session, "POST", str(endpoint), timeout_s, most_bytes, "connection", json=payload
-        )
+        reply, body = await exchange(self._session, "POST", str(endpoint), *limits, json=payload)
         status, server = reply.status, f"{endpoint.host}:{endpoint.port}"  # a URL may contain a password
         cause = f"http_{status}"
         if is_transient(status):

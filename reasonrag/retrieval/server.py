@@ -23,7 +23,6 @@ log = structlog.get_logger()
 MAX_TOP_K, MAX_PASSAGES, MAX_QUERY_CHARS = 1000, 100_000, 4096
 
 _PROBE = "Who wrote the first encyclopedia?"
-_MAX_BATCH = 256  # queries that are searched together
 # One batch is searched while the next one is ready, so
 # the search thread never waits for replies to be written.
 _BATCHES_IN_WORK = 2
@@ -71,9 +70,7 @@ class RetrievalApp(App):
     def __init__(self, retriever: Retriever, settings: ServeSettings) -> None:
         super().__init__(settings)
         self._retriever = retriever
-        self._batched = BatchedRetriever(
-            retriever, window_s=0, max_batch=_MAX_BATCH, max_lookups=_BATCHES_IN_WORK, store=MemoryStore(0)
-        )
+        self._batched = BatchedRetriever(retriever, window_s=0, max_lookups=_BATCHES_IN_WORK, store=MemoryStore(0))
         self.serving = settings
         self._unanswered = self._in_flight = 0  # queries, and requests to /retrieve
         self._is_draining = False
@@ -153,11 +150,9 @@ def reply(rankings: Sequence[Sequence[Passage]], *, scores: bool) -> bytes:
     It is `{"result": [ranking, ...]}`, one ranking per query, best passage first. A passage is
     `{"document": {"id", "contents"}, "score"}` with scores, and the document alone without.
     """
-    result: list[list[dict[str, Any]]] = []
-    for ranking in rankings:
-        documents = []
-        for passage in ranking:
-            document = {"id": passage.id, "contents": passage.contents}
-            documents.append({"document": document, "score": passage.score} if scores else document)
-        result.append(documents)
-    return _as_json({"result": result}).encode(errors="replace")
+
+    def written(passage: Passage) -> dict[str, Any]:
+        document = {"id": passage.id, "contents": passage.contents}
+        return {"document": document, "score": passage.score} if scores else document
+
+    return _as_json({"result": [list(map(written, ranking)) for ranking in rankings]}).encode(errors="replace")
