@@ -22,7 +22,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,7 @@ from typing import Any
 from reasonrag import __version__
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.core.settings import (
-    COMMIT,
-    Section,
-    Tree,
-    differences,
-    dump,
-    identity,
-    named_path,
-    read_yaml,
-    refuse_links,
-)
+from reasonrag.core.settings import COMMIT, Section, differences, dump, identity, named_path, read_yaml, refuse_links
 from reasonrag.core.text import map_texts
 from reasonrag.core.types import WHOLE, Shard
 from reasonrag.storage.files import (
@@ -174,19 +164,15 @@ def first_usable(
     """
     # A data set's name may be a path or a Hub name, with signs that a folder's name should not have.
     name = re.sub(r"[^\w.+-]+", "-", name).strip("-.")[:80] or "run"
-    for number in itertools.count(1):
-        folder = folder_at(RUNS / (name if number == 1 else f"{name}-{number}"))
-        if folder.is_usable() and not folder.changes(identity, defaults):
-            break
-    return folder.path
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    folders = (folder_at(RUNS / each) for each in names)
+    return next(folder.path for folder in folders if folder.is_usable() and not folder.changes(identity, defaults))
 
 
 def describe(settings: Mapping[str, Any], content: Mapping[str, str]) -> dict[str, Any]:
     """Return an identity, equal to what JSON reads back: flat settings, and checksums of the inputs by name."""
-    described = dict(settings)
-    for name, checksum in sorted(content.items()):
-        described[f"content.{name}"] = checksum
-    return dict(json.loads(json.dumps(described)))
+    named = {f"content.{name}": checksum for name, checksum in sorted(content.items())}
+    return dict(json.loads(json.dumps({**settings, **named})))
 
 
 def checksums(folder: Path, files: Iterable[Path], *, sync: bool = False) -> dict[str, list[int | str]]:
@@ -256,7 +242,7 @@ def write_config(folder: Path, settings: Section) -> None:
     write_text(folder / CONFIG, f"{_CHECKSUM}{short_hash(text)}\n{text}")
 
 
-def read_config(folder: Path, command: str) -> Tree:
+def read_config(folder: Path, command: str) -> dict[str, Any]:
     """Return the settings in `config.yaml`; raise RunError if they were changed, with the `command` that mends them."""
     file = folder / CONFIG
     try:
@@ -281,13 +267,7 @@ class RunFolder(Folder):
     journal: Journal
 
     def __init__(
-        self,
-        path: Path,
-        config: Config,
-        content: Mapping[str, str],
-        *,
-        varying: Collection[str] = (),
-        shard: Shard = WHOLE,
+        self, path: Path, config: Config, content: Mapping[str, str], varying: Container[str] = (), shard: Shard = WHOLE
     ) -> None:
         """Describe the folder of a run; nothing is written.
 
@@ -310,48 +290,37 @@ class RunFolder(Folder):
         self.begun = False
         self._run = path
 
-    @classmethod
     @contextlib.contextmanager
-    def open(
-        cls,
-        path: Path,
-        config: Config,
-        content: Mapping[str, str],
-        *,
-        varying: Collection[str] = (),
-        shard: Shard = WHOLE,
-        waiting: Callable[[], object] | None = None,
-    ) -> Iterator[RunFolder]:
-        """Create the folder and lock it, or reopen it to resume the same run; arguments as above and in `locked`.
+    def open(self, *, waiting: Callable[[], object] | None = None) -> Iterator[RunFolder]:
+        """Create the folder and lock it, or reopen it to resume the same run; `waiting` is as for `locked`.
 
         Raises:
             RunError: another process uses the folder, or it holds other files or another run.
         """
-        folder = cls(path, config, content, varying=varying, shard=shard)
         # The run is checked before a folder of the shard
         # exists: a wrong number of shards should leave none.
-        if shard != WHOLE:
-            with folder.whole() as run:
-                run.check_shards(shard.of)
-                folder.begun = run.begun
-        with folder.locked(waiting=waiting):
-            folder.check_same(folder.identity, Config())
-            file = folder.path / _JOURNAL
-            if "identity" in folder.facts():
+        if self.shard != WHOLE:
+            with self.whole() as run:
+                run.check_shards(self.shard.of)
+                self.begun = run.begun
+        with self.locked(waiting=waiting):
+            self.check_same(self.identity, Config())
+            file = self.path / _JOURNAL
+            if "identity" in self.facts():
                 if not file.exists() or file.stat().st_size < _LEAST_BYTES:
                     raise RunError(
-                        f"{file} is missing or empty, but {folder.path} holds a run; bring the journal back from a "
+                        f"{file} is missing or empty, but {self.path} holds a run; bring the journal back from a "
                         "copy, or choose a new folder for --out"
                     )
-                folder.begun = True
+                self.begun = True
                 # With a commit of the Hub that was not known when the run began.
-                folder.note(identity=folder.identity)
-            with contextlib.closing(Journal(file)) as folder.journal:
-                write_config(folder.path, config)
-                yield folder
+                self.note(identity=self.identity)
+            with contextlib.closing(Journal(file)) as self.journal:
+                write_config(self.path, self.config)
+                yield self
 
     @staticmethod
-    def begun_with(path: Path) -> Tree:
+    def begun_with(path: Path) -> dict[str, Any]:
         """Return the settings of the run that has begun in a folder; an empty tree if none has, or it is damaged."""
         with contextlib.suppress(ConfigError):  # `open` writes it again
             return read_yaml(path / CONFIG) if "identity" in RunFolder(path, Config(), {}).facts() else {}
@@ -365,7 +334,7 @@ class RunFolder(Folder):
 
     def whole(self) -> contextlib.AbstractContextManager[RunFolder]:
         """Open the folder of the run that this shard is a part of, when no other shard has it open."""
-        return RunFolder.open(self._run, self.config, self.content, varying=self.varying, waiting=lambda: None)
+        return RunFolder(self._run, self.config, self.content, varying=self.varying).open(waiting=lambda: None)
 
     def bind(self) -> None:
         """Mark the folder as used by this run. A failed start leaves it unmarked.
