@@ -92,14 +92,8 @@ class JournaledLLM:
         self.prompt_tokens += reply.prompt_tokens or 0
         self.completion_tokens += reply.completion_tokens or 0
         completion = _as_stored(reply)
-        await self.journal.put_call(
-            key,
-            self.kind,
-            [_encode(completion)],
-            question=question,
-            prompt_tokens=reply.prompt_tokens,
-            completion_tokens=reply.completion_tokens,
-        )
+        tokens = reply.prompt_tokens, reply.completion_tokens
+        await self.journal.put_call(key, self.kind, [_encode(completion)], question=question, tokens=tokens)
         return completion
 
     async def aclose(self) -> None:

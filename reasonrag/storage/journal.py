@@ -316,22 +316,22 @@ class Journal:
         return json.loads(row[1])
 
     async def put_call(
-        self,
-        key: str,
-        kind: str,
-        reply: Any,
-        *,
-        question: str = "",
-        prompt_tokens: int | None = None,
-        completion_tokens: int | None = None,
+        self, key: str, kind: str, reply: Any, *, question: str = "", tokens: Sequence[int | None] = (None, None)
     ) -> None:
-        """Store a reply (JSON without NaN); return when it is on disk. `key` and `question` are as for `call`.
+        """Store a reply (JSON without NaN); return when it is on disk.
+
+        Args:
+            key: as for `call`.
+            kind: of the call.
+            reply: what `call` returns.
+            question: as for `call`.
+            tokens: of the prompt and of the completion.
 
         Raises:
             RunError: the disk is full or the file cannot be written.
         """
         stored_key, known = self._stored_key(key, question)
-        await self._write(_put_call(stored_key, kind, reply, (prompt_tokens, completion_tokens)))
+        await self._write(_put_call(stored_key, kind, reply, tokens))
         if known is not None:
             known.add(stored_key)
 
@@ -409,9 +409,9 @@ def _commit(connection: sqlite3.Connection, statements: Sequence[_Statement]) ->
                 connection.execute(statement, values)
 
 
-def _put_call(key: str | bytes, kind: str, reply: Any, counts: Sequence[int | None] = (None, None)) -> _Statement:
+def _put_call(key: str | bytes, kind: str, reply: Any, tokens: Sequence[int | None] = (None, None)) -> _Statement:
     text = _json.encode(reply)
-    return _PUT_CALL, (key, kind, *counts, _checksum(key, text), text)
+    return _PUT_CALL, (key, kind, *tokens, _checksum(key, text), text)
 
 
 def _checksum(*parts: str | bytes) -> bytes:
