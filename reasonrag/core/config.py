@@ -23,6 +23,7 @@ from reasonrag.core.settings import (
     read_yaml,
     refuse_links,
     setting,
+    share,
     to_yaml,
     validate,
 )
@@ -33,6 +34,7 @@ DATASET = (
 )
 LIMIT = "use a random sample of this many questions (default: all). Of several data sets, this many of each"
 UNREADABLE = "abort if more than this share of the first 60 steps, or all of the first 12, cannot be read; 1 only warns"
+_MODEL_NAME = "model name that the {}'s server expects (default: its only model)"
 PRM = "process reward model: the folder that `prm train` wrote, or python:PACKAGE.MODULE:NAME"
 EXCLUDE = "leave out the questions of a run of build-tree or of rl train, or those in a file"
 
@@ -95,9 +97,7 @@ class ModelConfig(Section):
     """A model. Its name, not its address, is part of the identity of a run."""
 
     spec: str | None = execution(None, f"model that acts: {choices('policy')}", "--policy")
-    model: str | None = execution(
-        None, "model name that the policy's server expects (default: its only model)", "--policy-model"
-    )
+    model: str | None = execution(None, _MODEL_NAME.format("policy"), "--policy-model")
     card: str | None = execution(
         None, "folder whose reasonrag.yaml has the policy's prompt settings (default: the one that is loaded)", "--card"
     )
@@ -158,9 +158,7 @@ class JudgeConfig(Section):
     spec: str | None = execution(
         None, "model that judges: as for --policy, or demo-judge[:WORLD_SEED[:ERROR]]", "--judge"
     )
-    model: str | None = execution(
-        None, "model name that the judge's server expects (default: its only model)", "--judge-model"
-    )
+    model: str | None = execution(None, _MODEL_NAME.format("judge"), "--judge-model")
     vllm: bool = setting(False, "the judge's server is vLLM (default: detected)")
     api_key_env: str = execution("OPENAI_API_KEY", "environment variable with its server's API key; never the key")
     max_tokens: int = setting(512, "maximum tokens of one reply", ge=1)
@@ -182,9 +180,7 @@ class CompleterConfig(Section):
     spec: str | None = execution(
         None, "model that writes rollouts, such as a stronger one: as for --policy (default: the policy)", "--completer"
     )
-    model: str | None = execution(
-        None, "model name that the completer's server expects (default: its only model)", "--completer-model"
-    )
+    model: str | None = execution(None, _MODEL_NAME.format("completer"), "--completer-model")
     vllm: bool = setting(False, "the completer's server is vLLM (default: detected)")
 
 
@@ -299,16 +295,10 @@ class PairsConfig(Section):
         ge=0,
         le=1000,
     )
-    min_confidence: float = execution(
-        0.8, "minimum probability that the order of two steps is right", "--min-confidence", ge=0, le=1
-    )
+    min_confidence: float = share(0.8, "minimum probability that the order of two steps is right", "--min-confidence")
     min_margin: float = execution(0.01, "minimum difference between the two rewards of a pair", "--min-margin", ge=0)
-    path_share: float = execution(
-        0.5,
-        "share to keep of the pairs whose sides differ only in the length of their paths",
-        "--path-share",
-        ge=0,
-        le=1,
+    path_share: float = share(
+        0.5, "share to keep of the pairs whose sides differ only in the length of their paths", "--path-share"
     )
     per_question: int = execution(8, "maximum pairs of a question, the surest first; 0 keeps all", "--max-pairs", ge=0)
     reward: Literal["spre", "judge", "prm"] = execution(
@@ -334,10 +324,8 @@ class StallConfig(Section):
 class RunConfig(StallConfig):
     """How a run proceeds; nothing here changes a result."""
 
-    max_failed: float = execution(
-        0.05, "maximum share of failed questions; above it, the exit code is 1", "--max-failed", ge=0, le=1
-    )
-    max_unreadable: float = execution(0.9, UNREADABLE, "--max-unreadable", ge=0, le=1)
+    max_failed: float = share(0.05, "maximum share of failed questions; above it, the exit code is 1", "--max-failed")
+    max_unreadable: float = share(0.9, UNREADABLE, "--max-unreadable")
     wait_s: float = execution(0.0, "seconds to wait at startup for servers that are still loading", "--wait", ge=0)
     report_to: str | None = execution(
         None, "tracker that gets the numbers at the end, for example tensorboard, wandb or mlflow", "--report-to"
@@ -475,8 +463,7 @@ def load_config(
     questions, policy = given.get("questions"), given.get("policy")
     # Not validated yet, so a section may be of any type; what is wrong with it is reported below.
     if isinstance(questions, dict) and questions.get("dataset") == "demo" and isinstance(policy, dict | None):
-        policy = {"spec": "demo"} | (policy or {})  # the one policy that knows the demo world
-        given["policy"] = policy
+        given["policy"] = policy = {"spec": "demo"} | (policy or {})  # the one policy that knows the demo world
     tree: Tree = {}
     if isinstance(policy, dict):  # before it is validated, as these settings are the defaults
         card, spec = policy.get("card"), policy.get("spec")
@@ -524,13 +511,10 @@ class PolicyCard:
         """
         carried: Tree = {}
         for section, names in sorted(CARRIED.items()):
-            carried[section] = {}
-            for name in sorted(names):
-                value = config[section].get(name) or None
-                # A custom format is code, which a downloaded
-                # folder must not name: the user has to ask for it.
-                if value is not None and not str(value).startswith("python:"):
-                    carried[section][name] = value
+            given = {name: value for name in sorted(names) if (value := config[section].get(name))}
+            # A custom format is code, which a downloaded
+            # folder must not name: the user has to ask for it.
+            carried[section] = {name: value for name, value in given.items() if not str(value).startswith("python:")}
         prompts = str(carried["format"]["prompts"])
         custom = None if prompts in SHIPPED_PROMPTS else prompts
         if custom:

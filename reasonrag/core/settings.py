@@ -87,6 +87,11 @@ def execution(default: Any, description: str, flag: str | None = None, **options
     return field
 
 
+def share(default: float, description: str, flag: str | None = None) -> Any:
+    """Declare a share, in [0, 1], that cannot change a result. See `execution`."""
+    return execution(default, description, flag, ge=0, le=1)
+
+
 class Section(BaseModel):
     """A frozen group of settings. An unknown key is an error, and so is a secret in any value."""
 
@@ -192,9 +197,7 @@ def validate(model: type[S], tree: Mapping[str, Any]) -> S:
         problem = error.errors()[0]  # the others often follow from it
     name = ".".join(map(str, problem["loc"]))[:200]
     if problem["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(name, _names(model), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "docs/settings.md has all"
-        message = f"unknown key {name!r}; {hint}"
+        message = f"unknown key {name!r}{nearest(name, _names(model), 'docs/settings.md has all')}"
     elif problem["type"] == "value_error":  # ours: these messages do not quote values, which may be secrets
         message = ": ".join(filter(None, (name, problem["msg"].removeprefix("Value error, "))))
     else:
@@ -225,11 +228,11 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text[:200]!r}: {value[:200]!r} is not a YAML value", quoting=error) from error
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest known name, or all of them."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of an error about an unknown name: the nearest known name, or else all of them, or `otherwise`."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+    return f"; did you mean {close[0]!r}?" if close else f"; {otherwise or 'known: ' + ', '.join(known)}"
 
 
 def named_path(text: str) -> Path:
