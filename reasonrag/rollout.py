@@ -64,10 +64,7 @@ class FirstSteps:
     most_unreadable: float
     longer: str
     refuse: Callable[[RunError], object] | None = None
-    seen: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    cut: int = 0  # unreadable steps that ended at the token limit
-    examples: list[str] = field(default_factory=list)
+    seen: list[Step] = field(default_factory=list)
     verdict: str = ""  # why the run cannot go on
 
     def check(self) -> None:
@@ -77,18 +74,12 @@ class FirstSteps:
 
     def add(self, step: Step) -> None:
         """Count a step, and end the run if too few of those so far can be read."""
-        if self.seen == _SECOND_LOOK or self.verdict:
+        if len(self.seen) == _SECOND_LOOK or self.verdict:
             return
-        self.seen += 1
-        if isinstance(step.action, Malformed):
-            self.reasons[step.action.reason] += 1
-            self.cut += step.completion.finish_reason is FinishReason.LENGTH
-            example = quoted(step.completion.text)
-            if len(self.examples) < 2 and example not in self.examples:
-                self.examples.append(example)
-        unreadable = self.reasons.total()
-        has_none = self.seen == _FIRST_LOOK and unreadable == _FIRST_LOOK
-        has_few = self.seen == _SECOND_LOOK and unreadable > self.most_unreadable * _SECOND_LOOK
+        self.seen.append(step)
+        unreadable = [(step.action.reason, step.completion) for step in self.seen if isinstance(step.action, Malformed)]
+        has_none = len(unreadable) == len(self.seen) == _FIRST_LOOK
+        has_few = len(self.seen) == _SECOND_LOOK and len(unreadable) > self.most_unreadable * _SECOND_LOOK
         if has_none or has_few:
             message = self._describe(unreadable)
             if self.most_unreadable < 1:
@@ -98,14 +89,18 @@ class FirstSteps:
             else:
                 log.warning(message)
 
-    def _describe(self, unreadable: int) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in self.reasons.most_common())
+    def _describe(self, unreadable: list[tuple[str, Completion]]) -> str:
+        counts = Counter(reason for reason, _ in unreadable)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
+        examples = dict.fromkeys(quoted(completion.text) for _, completion in unreadable)
+        seen = len(self.seen)
         message = (
-            f"{self.policy}: {self.seen - unreadable} of the first {self.seen} steps can be read ({reasons}), "
-            f"for example {' and '.join(self.examples)}"
+            f"{self.policy}: {seen - len(unreadable)} of the first {seen} steps can be read ({reasons}), "
+            f"for example {' and '.join([*examples][:2])}"
         )
-        if self.cut > unreadable / 2:
-            message += f"; {self.cut} were cut off: let it write more ({self.longer}, in a new folder)"
+        cut = sum(completion.finish_reason is FinishReason.LENGTH for _, completion in unreadable)
+        if cut > len(unreadable) / 2:
+            message += f"; {cut} were cut off: let it write more ({self.longer}, in a new folder)"
         return (
             f"{message}; if it does not know the format: take an instruct model, try --open-tags, give a trained one "
             "the --format and --prompts of its training, or train this one on demonstrations first (sft train "
@@ -177,7 +172,10 @@ class Engine:
         is_read = self.format.append_only or self.format.stage(trajectory.steps) is not Stage.GROUNDING
         final = final or (is_spent and is_read)
         prompt = self.format.prompt(trajectory.question, trajectory.steps, final=final)
-        known = self._known_reply(trajectory, prompt)
+        # A greedy policy that is asked the same again would write the same. That is where a step could not
+        # be read: the next prompt is that step's unless it has to be the last one.
+        last = trajectory.steps[-1] if self.sampling.temperature == 0 and trajectory.steps else None
+        known = last.completion if last is not None and last.prompt == prompt else None
         completions = [known] if known else await self._sample(prompt, seed)
         steps = [self._parse(trajectory, prompt, completion, final=final) for completion in completions]
         step = steps[0] if len(steps) == 1 else await self._best(steps)
@@ -200,15 +198,6 @@ class Engine:
     async def graded(self, trajectory: Trajectory) -> Trajectory:
         """Return the trajectory with the grade of its answer, if it has one and answers are graded."""
         return await self.grade(trajectory) if self.grade and trajectory.complete else trajectory
-
-    def _known_reply(self, trajectory: Trajectory, prompt: Prompt) -> Completion | None:
-        """Return the reply to the last step's prompt if a greedy policy is asked it again: it would write the same.
-
-        That is where a step could not be read: the next prompt
-        is that step's unless it has to be the last one.
-        """
-        last = trajectory.steps[-1] if self.sampling.temperature == 0 and trajectory.steps else None
-        return last.completion if last is not None and last.prompt == prompt else None
 
     def _parse(self, trajectory: Trajectory, prompt: Prompt, completion: Completion, *, final: bool) -> Step:
         action = self.format.parse(completion.text, trajectory.steps, final=final)
