@@ -263,9 +263,10 @@ class Improvement:
                 panels.append(Panel(f"{label} by {axis}", axis, label, (line,)))
         save_charts(self.out / "improve", panels)
         columns = ("round", "questions", "pairs", "calls")
-        shown = self.metrics
-        cells = [[*(row[name] for name in columns), *(interval_text(row[name]) for name in shown)] for row in rows]
-        table = Table("", [*columns, *shown.values()], cells).markdown()
+        cells = [
+            [*(row[name] for name in columns), *(interval_text(row[name]) for name in self.metrics)] for row in rows
+        ]
+        table = Table("", [*columns, *self.metrics.values()], cells).markdown()
         verdict = f"Greedy, on {len(self.dev)} dev questions. The best policy is {best['policy']}. Stopped: {stopped}."
         page = ["# Rounds", "", verdict, "", *table, "", "![rounds](improve.svg)", ""]
         write_text(self.out / "improve.md", "\n".join(page))

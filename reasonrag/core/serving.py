@@ -78,9 +78,8 @@ class ListenSettings(Section):
 def describe_problems(error: ValidationError) -> str:
     """Return the first problems of a request in one line; no value of the request is repeated."""
     problems = error.errors(include_input=False, include_url=False, include_context=False)
-    return one_line(
-        "; ".join(": ".join([*map(str, problem["loc"]), problem["msg"]]) for problem in problems[:_SHOWN_PROBLEMS])
-    )
+    shown = (": ".join([*map(str, problem["loc"]), problem["msg"]]) for problem in problems[:_SHOWN_PROBLEMS])
+    return one_line("; ".join(shown))
 
 
 class App:
@@ -111,13 +110,11 @@ class App:
                 await self.converse(scope, receive, send)
                 return
             response = await self.answer(scope, receive)
-            headers_sent = {
-                b"content-type": response.media_type.encode(),
-                b"content-length": b"%d" % len(response.body),
-            }
+            length = b"%d" % len(response.body)
+            headers = [(b"content-type", response.media_type.encode()), (b"content-length", length)]
             if response.status == 503:  # full, draining or not ready: clients may ask again soon
-                headers_sent[b"retry-after"] = b"1"
-            await send({"type": "http.response.start", "status": response.status, "headers": [*headers_sent.items()]})
+                headers.append((b"retry-after", b"1"))
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
             await send({"type": "http.response.body", "body": response.body})
         except Refusal:
             await send({"type": "websocket.close"})  # before it is accepted: HTTP 403

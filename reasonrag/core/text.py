@@ -150,10 +150,8 @@ def common_length(first: Sequence[object], second: Sequence[object]) -> int:
     >>> common_length("Question: A?", "Question: B?"), common_length((1, 2), (1, 2, 3)), common_length("", "x")
     (10, 2, 0)
     """
-    for index, (left, right) in enumerate(zip(first, second, strict=False)):
-        if left != right:
-            return index
-    return min(len(first), len(second))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(first), len(second)))
 
 
 def one_line(text: str) -> str:
@@ -512,7 +510,6 @@ def _environment_values() -> dict[str, str]:
 def _forms(value: str) -> tuple[str, ...]:
     """Return a value as it is, and as URLs, JSON, Python and HTML write it."""
     import html
-    import json
     from urllib.parse import quote, quote_plus
 
     # Undecodable bytes arrive as lone surrogates, which cannot be encoded.

@@ -468,18 +468,14 @@ class RowProblems:
         if self.counts[kind] <= _NAMED_ROWS:
             self._rows.setdefault(kind, []).append(str(row) if value is None else f"{row} {quoted(value)}")
 
-    def lines(self) -> list[str]:
-        """Return a line for each kind of problem: in how many rows, and the first few."""
-        lines = []
+    def check(self, advice: str) -> None:
+        """Raise DataError, ending with `advice`, if any problem was noted: each in how many rows, and the first few."""
+        problems = []
         for kind, count in self.counts.items():
             named = ", ".join(self._rows[kind]) + (", ..." if count > _NAMED_ROWS else "")
-            lines.append(f"{kind} in {count} row{'s' * (count > 1)} ({named})")
-        return lines
-
-    def check(self, advice: str) -> None:
-        """Raise DataError, ending with `advice`, if any problem was noted."""
-        if self._rows:
-            raise DataError(f"{self.source}: {'; '.join(self.lines())}. {advice}")
+            problems.append(f"{kind} in {count} row{'s' * (count > 1)} ({named})")
+        if problems:
+            raise DataError(f"{self.source}: {'; '.join(problems)}. {advice}")
 
 
 def text_id(value: object) -> str | None:
@@ -508,11 +504,8 @@ def read_calls(folder: Path) -> Iterator[Row]:
     begun = set()
     for number, line in enumerate(lines, 1):
         row = _parsed(line)
-        if (
-            not isinstance(row, dict)
-            or not (isinstance(row.get("conversation"), str) and isinstance(row.get("call"), int))
-            or not row.keys() >= {*_CALL_FIELDS}
-        ):
+        is_whole = isinstance(row, dict) and row.keys() >= {*_CALL_FIELDS}
+        if not (is_whole and isinstance(row["conversation"], str) and isinstance(row["call"], int)):
             raise DataError(f"{file}, line {number} is no recorded call; was it edited?")
         if (of := (row["conversation"], row["call"])) in begun:
             raise DataError(

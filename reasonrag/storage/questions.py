@@ -270,11 +270,9 @@ def _answers(value: object) -> tuple[str, ...]:
 
 
 def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
-    known = ("id", "question", "metadata", *_ANSWERS)
-    further = {key: value for key, value in row.items() if key not in known}
+    further = {key: value for key, value in row.items() if key not in ("id", "question", "metadata", *_ANSWERS)}
     metadata = row.get("metadata")
-    plain: dict[str, Any] = _plain({**further, **metadata} if isinstance(metadata, Mapping) else further)
-    return plain
+    return dict(_plain({**further, **metadata} if isinstance(metadata, Mapping) else further))
 
 
 def _plain(value: Any) -> Any:
