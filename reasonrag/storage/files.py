@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -136,30 +136,26 @@ def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator
         RunError: another process holds the lock, and `waiting`
             is None; or the file or its disk cannot be locked.
     """
-    handle = open_lock(path)
-    try:
+    with os.fdopen(open_lock(path), "r+b", buffering=0) as file:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if waiting is None:
-                owner = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
-                raise RunError(
-                    f"{path.parent} is in use by another process ({owner}); wait for it or stop it"
-                ) from error
+                owner = file.read(200).decode(errors="replace").strip() or "unknown"
+                message = f"{path.parent} is in use by another process ({owner}); wait for it or stop it"
+                raise RunError(message) from error
             waiting()
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             raise RunError(f"{path} cannot be locked ({error.strerror}); choose a folder on a local disk") from error
         # For the message of a process that finds the lock held. On a full disk it names no owner.
-        os.ftruncate(handle, 0)
+        file.truncate(0)
         with contextlib.suppress(OSError):
-            os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}".encode())
+            file.write(f"pid {os.getpid()} on {socket.gethostname()}".encode())
         try:
             yield
         finally:
-            os.ftruncate(handle, 0)  # the folder may be given to others, and should not name this machine
-    finally:
-        os.close(handle)
+            file.truncate(0)  # the folder may be given to others, and should not name this machine
 
 
 def open_lock(path: Path) -> int:
@@ -215,6 +211,19 @@ def difference(path: Path, size: int, digest: str = "") -> str:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
+
+
+def digests(folder: Path, files: Iterable[Path], *, sync: bool = False) -> dict[str, list[int | str]]:
+    """Return size and SHA-256 of files by their path in a folder; with `sync`, once they are on disk."""
+    return {file.relative_to(folder).as_posix(): list(size_and_digest(file, sync=sync)) for file in sorted(files)}
+
+
+def damage(folder: Path, files: Mapping[str, Sequence[Any]], *, fully: bool = True) -> str:
+    """Name a file that differs from its entry in `digests`, and how; "" if none does. Only sizes unless `fully`."""
+    for name, (size, digest) in files.items():
+        if problem := difference(folder / name, size, digest if fully else ""):
+            return f"{name} {problem}"
+    return ""
 
 
 def short_hash(value: Any) -> str:

@@ -22,7 +22,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,7 @@ from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.settings import COMMIT, Section, differences, dump, identity, named_path, read_yaml, refuse_links
 from reasonrag.core.text import map_texts
 from reasonrag.core.types import WHOLE, Shard
-from reasonrag.storage.files import (
-    RUNS,
-    difference,
-    lock,
-    open_lock,
-    read_json,
-    require_json,
-    short_hash,
-    size_and_digest,
-    write_json,
-    write_text,
-)
+from reasonrag.storage.files import RUNS, lock, open_lock, read_json, require_json, short_hash, write_json, write_text
 from reasonrag.storage.journal import Journal
 
 CONFIG = "config.yaml"
@@ -173,19 +162,6 @@ def describe(settings: Mapping[str, Any], content: Mapping[str, str]) -> dict[st
     """Return an identity, equal to what JSON reads back: flat settings, and checksums of the inputs by name."""
     named = {f"content.{name}": checksum for name, checksum in sorted(content.items())}
     return dict(json.loads(json.dumps({**settings, **named})))
-
-
-def checksums(folder: Path, files: Iterable[Path], *, sync: bool = False) -> dict[str, list[int | str]]:
-    """Return size and SHA-256 of files by their path in a folder; with `sync`, once they are on disk."""
-    return {file.relative_to(folder).as_posix(): list(size_and_digest(file, sync=sync)) for file in sorted(files)}
-
-
-def damage(folder: Path, files: Mapping[str, Sequence[Any]], *, fully: bool = True) -> str:
-    """Name a file that differs from its entry in `checksums`, and how; "" if none does. Only sizes unless `fully`."""
-    for name, (size, digest) in files.items():
-        if problem := difference(folder / name, size, digest if fully else ""):
-            return f"{name} {problem}"
-    return ""
 
 
 def finished(out: Path | None, *command: Any) -> Path | None:
