@@ -290,11 +290,8 @@ def redact(text: str) -> str:
     secrets = find_secrets(text)
     if not secrets:
         return text
-    pieces, end = [], 0
-    for secret in secrets:
-        pieces.append(text[end : secret.start])
-        end = secret.end
-    return "***".join([*pieces, text[end:]])
+    starts, ends = [0, *(secret.end for secret in secrets)], [*(secret.start for secret in secrets), len(text)]
+    return "***".join(text[start:end] for start, end in zip(starts, ends, strict=True))
 
 
 def excerpt(text: str, limit: int = 300) -> str:
