@@ -89,12 +89,11 @@ def save_charts(stem: Path, charts: Sequence[Panel | BarChart]) -> list[Path]:
     from reasonrag.core.plots import images
 
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind, image in images(charts).items():
-        paths.append(stem.with_name(f"{stem.name}.{kind}"))
-        with writing(paths[-1]) as file:
+    drawn = {stem.with_name(f"{stem.name}.{kind}"): image for kind, image in images(charts).items()}
+    for path, image in drawn.items():
+        with writing(path) as file:
             file.write(image)
-    return paths
+    return list(drawn)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -196,33 +195,28 @@ def size_and_digest(path: Path, *, sync: bool = False) -> tuple[int, str]:
         return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def difference(path: Path, size: int, digest: str = "") -> str:
-    """Return why a file is not the one of this size and SHA-256; "" if it is. Without a digest sizes are compared.
-
-    >>> difference(Path("no/such/file"), 3)
-    'is missing'
-    """
-    try:
-        actual_size = path.stat().st_size
-        if actual_size != size:
-            return f"has {actual_size} bytes, not {size}"
-        return "" if not digest or size_and_digest(path)[1] == digest else "is damaged: its checksum differs"
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-
-
 def digests(folder: Path, files: Iterable[Path], *, sync: bool = False) -> dict[str, list[int | str]]:
     """Return size and SHA-256 of files by their path in a folder; with `sync`, once they are on disk."""
     return {file.relative_to(folder).as_posix(): list(size_and_digest(file, sync=sync)) for file in sorted(files)}
 
 
 def damage(folder: Path, files: Mapping[str, Sequence[Any]], *, fully: bool = True) -> str:
-    """Name a file that differs from its entry in `digests`, and how; "" if none does. Only sizes unless `fully`."""
+    """Name a file that differs from its entry in `digests`, and how; "" if none does. Only sizes unless `fully`.
+
+    >>> damage(Path("no/such"), {"file": [3, "abc"]})
+    'file is missing'
+    """
     for name, (size, digest) in files.items():
-        if problem := difference(folder / name, size, digest if fully else ""):
-            return f"{name} {problem}"
+        try:
+            actual_size = (folder / name).stat().st_size
+            if actual_size != size:
+                return f"{name} has {actual_size} bytes, not {size}"
+            if fully and digest and size_and_digest(folder / name)[1] != digest:
+                return f"{name} is damaged: its checksum differs"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
     return ""
 
 
