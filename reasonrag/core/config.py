@@ -15,6 +15,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import DEMO_FORMATS, ModelAddress, choices
 from reasonrag.core.settings import (
     CHAT_TEMPLATE,
+    Dotted,
     Section,
     Tree,
     execution,
@@ -35,6 +36,10 @@ DATASET = (
 LIMIT = "use a random sample of this many questions (default: all). Of several data sets, this many of each"
 UNREADABLE = "abort if more than this share of the first 60 steps, or all of the first 12, cannot be read; 1 only warns"
 _MODEL_NAME = "model name that the {}'s server expects (default: its only model)"
+_RECORDING = "folder that contrib.record wrote: branch each step of an agent's conversations (needs format tool_calls)"
+_ALPHA = "SPRE decay per action; 1 removes the shortest-path term"
+_LAG = "iterations of a tree in flight while the next one selects; 0 is the search of the paper"
+_CONFIRM = "fresh rollouts of each side of a pair, made after the search to confirm it; 0 makes none"
 PRM = "process reward model: the folder that `prm train` wrote, or python:PACKAGE.MODULE:NAME"
 EXCLUDE = "leave out the questions of a run of build-tree or of rl train, or those in a file"
 
@@ -209,11 +214,7 @@ class FormatConfig(Section):
 class SearchConfig(Section):
     """Budget and shape of a tree (arXiv:2505.14069, App. A)."""
 
-    recording: str | None = execution(
-        None,
-        "folder that contrib.record wrote: branch each step of an agent's conversations (needs format tool_calls)",
-        "--recording",
-    )
+    recording: str | None = execution(None, _RECORDING, "--recording")
     search_function: str | None = execution(
         None, "search function of the recorded agent, NAME or NAME.ARGUMENT (default: by its name)", "--search-function"
     )
@@ -221,13 +222,7 @@ class SearchConfig(Section):
         None, "function by which the recorded agent answers (default: final_answer, final_result or submit)"
     )
     iterations: int = setting(64, "MCTS iterations per tree", "--iterations", ge=1)
-    lag: int = setting(
-        8,
-        "iterations of a tree in flight while the next one selects; 0 is the search of the paper",
-        "--lag",
-        ge=0,
-        le=1000,
-    )
+    lag: int = setting(8, _LAG, "--lag", ge=0, le=1000)
     max_calls: int | None = setting(None, "maximum policy and judge calls per tree", "--max-calls", ge=1)
     max_children: int = setting(3, "maximum children of a node", "--max-children", ge=1, le=1000)
     selection: Literal["puct", "ucb1"] = setting("puct", "formula that selects a child: Eq. 5 or UCB1", "--selection")
@@ -242,7 +237,7 @@ class ValueConfig(Section):
         "rollout", "value of a new node: by rollouts (Eq. 1), a judge (Eq. 6), or the process reward model", "--value"
     )
     rollouts: int = setting(2, "rollouts per new node: k of Eq. 1", "--rollouts", ge=1, le=1000)
-    alpha: float = setting(0.9, "SPRE decay per action; 1 removes the shortest-path term", "--alpha", gt=0, le=1)
+    alpha: float = setting(0.9, _ALPHA, "--alpha", gt=0, le=1)
     weighting: Literal["trajectories", "visits"] = setting(
         "trajectories", "average for the SPRE of a node: every complete trajectory once, or children by their visits"
     )
@@ -288,13 +283,7 @@ class PairsConfig(Section):
         "siblings (every two, as in the paper)",
         "--pair-rule",
     )
-    confirm: int = setting(
-        4,
-        "fresh rollouts of each side of a pair, made after the search to confirm it; 0 makes none",
-        "--confirm",
-        ge=0,
-        le=1000,
-    )
+    confirm: int = setting(4, _CONFIRM, "--confirm", ge=0, le=1000)
     min_confidence: float = share(0.8, "minimum probability that the order of two steps is right", "--min-confidence")
     min_margin: float = execution(0.01, "minimum difference between the two rewards of a pair", "--min-margin", ge=0)
     path_share: float = share(
@@ -304,9 +293,7 @@ class PairsConfig(Section):
     reward: Literal["spre", "judge", "prm"] = execution(
         "spre", "reward that pairs compare: SPRE, or the values of the judge or model of --value", "--pair-reward"
     )
-    alpha: float | None = execution(
-        None, "SPRE decay per action; 1 removes the shortest-path term (default: value.alpha)", "--alpha", gt=0, le=1
-    )
+    alpha: float | None = execution(None, f"{_ALPHA} (default: value.alpha)", "--alpha", gt=0, le=1)
     level: Literal["step", "trajectory"] = execution(
         "step", "what pairs compare: sibling steps, or whole trajectories by outcome", "--level"
     )
@@ -358,9 +345,7 @@ class Config(Section):
         reward = self.pairs.reward
         if reward not in ("spre", self.value.kind):
             raise ValueError(f"pairs.reward is {reward}, but no {reward} values the nodes; add --value {reward}")
-        if reward != "spre" and self.pairs.alpha is not None:
-            raise ValueError(f"pairs.alpha is for SPRE, but pairs.reward is {reward}; leave one of them out")
-        for name in ("min_confidence", "confirm"):
+        for name in ("alpha", "min_confidence", "confirm"):
             if reward != "spre" and name in self.pairs.model_fields_set and getattr(self.pairs, name):
                 raise ValueError(f"pairs.{name} is for SPRE, but pairs.reward is {reward}; leave one of them out")
         # A choice needs several candidates, which only sampling gives.
@@ -441,11 +426,7 @@ PRESETS: dict[str, Tree] = {
 
 
 def load_config(
-    *,
-    preset: str | None = None,
-    file: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    judged: bool = False,
+    *, preset: str | None = None, file: Path | None = None, overrides: Dotted | None = None, judged: bool = False
 ) -> Config:
     """Return the resolved configuration. The folder of a policy supplies its prompts, unless others are given.
 
@@ -551,8 +532,7 @@ class PolicyCard:
 
 def copy_card(source: Path, folder: Path) -> bool:
     """Copy the card and its prompts from one policy's folder to another's; return whether there is one."""
-    card = PolicyCard.read(source)
-    if card is not None:
+    if (card := PolicyCard.read(source)) is not None:
         card.write(folder)
     return card is not None
 

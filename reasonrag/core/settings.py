@@ -14,7 +14,6 @@ import re
 import reprlib
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.text import excerpt, find_secrets, one_line, valid_unicode
 
 Tree = dict[str, Any]
+Dotted = Mapping[str, Any]  # dotted names to values, `{"search.iterations": 32}`
 
 # The shipped chat templates, with the token that ends a turn in each.
 CHAT_TEMPLATES = {
@@ -49,15 +49,12 @@ _ONE_OR_SEVERAL = BeforeValidator(lambda value: (value,) if isinstance(value, st
 # --- Declaring settings ---
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(str):
     """The command-line flag that sets a field.
 
     Its type, choices and help are those of the field. `python -m docs.reference` writes all flags into
     `commands/options.json`, so that `--help` needs none of the models.
     """
-
-    name: str
 
 
 def setting(default: Any, description: str, flag: str | None = None, **limits: float) -> Any:
@@ -142,11 +139,7 @@ def _refuse_secrets(value: object, *names: str) -> None:
 
 
 def gather(
-    presets: Mapping[str, Mapping[str, Any]],
-    *,
-    preset: str | None = None,
-    file: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    presets: Mapping[str, Tree], *, preset: str | None = None, file: Path | None = None, overrides: Dotted | None = None
 ) -> Tree:
     """Merge a preset, a file and overrides into one tree; the later ones win.
 
@@ -373,9 +366,8 @@ class _Loader(yaml.SafeLoader):
             for key, _ in node.value:
                 line, name = key.start_mark.line + 1, str(key.value)
                 if name in lines:
-                    raise yaml.YAMLError(
-                        f"the key {name[:80]!r} stands in it twice, in line {lines[name]} and in line {line}"
-                    )
+                    places = f"in line {lines[name]} and in line {line}"
+                    raise yaml.YAMLError(f"the key {name[:80]!r} stands in it twice, {places}")
                 lines[name] = line
         return node
 
