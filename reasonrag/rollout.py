@@ -20,17 +20,7 @@ import structlog
 
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import quoted
-from reasonrag.core.types import (
-    Answer,
-    Completion,
-    FinishReason,
-    Malformed,
-    Prompt,
-    Search,
-    Step,
-    StopReason,
-    Trajectory,
-)
+from reasonrag.core.types import Answer, Completion, Malformed, Prompt, Search, Step, StopReason, Trajectory
 from reasonrag.formats.base import Format, Stage
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.retrieval.base import Retriever
@@ -92,13 +82,11 @@ class FirstSteps:
     def _describe(self, unreadable: list[tuple[str, Completion]]) -> str:
         counts = Counter(reason for reason, _ in unreadable)
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
-        examples = dict.fromkeys(quoted(completion.text) for _, completion in unreadable)
-        seen = len(self.seen)
-        message = (
-            f"{self.policy}: {seen - len(unreadable)} of the first {seen} steps can be read ({reasons}), "
-            f"for example {' and '.join([*examples][:2])}"
-        )
-        cut = sum(completion.finish_reason is FinishReason.LENGTH for _, completion in unreadable)
+        texts = dict.fromkeys(quoted(completion.text) for _, completion in unreadable)
+        seen, examples = len(self.seen), " and ".join([*texts][:2])
+        readable = f"{seen - len(unreadable)} of the first {seen} steps can be read ({reasons})"
+        message = f"{self.policy}: {readable}, for example {examples}"
+        cut = sum(completion.is_cut for _, completion in unreadable)
         if cut > len(unreadable) / 2:
             message += f"; {cut} were cut off: let it write more ({self.longer}, in a new folder)"
         return (
@@ -201,7 +189,7 @@ class Engine:
 
     def _parse(self, trajectory: Trajectory, prompt: Prompt, completion: Completion, *, final: bool) -> Step:
         action = self.format.parse(completion.text, trajectory.steps, final=final)
-        if isinstance(action, Answer) and not prompt.stop and completion.finish_reason is not FinishReason.STOP:
+        if isinstance(action, Answer) and not prompt.stop and not completion.is_whole:
             action = Malformed("cut_off")  # without stop strings, a message is whole if the policy ended it
         if final and isinstance(action, Search):  # of a plug-in format: no step would be left to read its passages
             action = Malformed("unexpected_search", ends=True)
@@ -219,14 +207,10 @@ class Engine:
         """Return as many completions as there are candidates; the first has the seed that it has alone."""
         if self.first_steps is not None:
             self.first_steps.check()
-        shared = self.sampling
         # One request a candidate: each has a seed of its
         # own, so more candidates change none of the others.
         seeds = [seed, *(derive_seed(seed, "candidate", number) for number in range(1, self.candidates))]
-        requests = []
-        for request_seed in seeds:
-            sampling = Sampling(shared.temperature, shared.top_p, shared.max_tokens, request_seed)
-            requests.append(self.llm.complete(prompt, sampling))
+        requests = [self.llm.complete(prompt, replace(self.sampling, seed=request_seed)) for request_seed in seeds]
         # Without a task for the usual single request: it would cost a turn of the event loop a step.
         return [await requests[0]] if self.candidates == 1 else await gather_all(requests)
 
