@@ -75,11 +75,10 @@ class Folder:
 
     def is_usable(self) -> bool:
         """Return whether the folder is missing, empty, or holds `what` already."""
-        if not self.path.exists() or all(entry.name in self._ignored for entry in self.path.iterdir()):
-            return True
-        if self._record is not None and self._record.exists():
-            return True
-        return bool(self._markers) and all(any(self.path.glob(marker)) for marker in self._markers)
+        is_free = not self.path.exists() or all(entry.name in self._ignored for entry in self.path.iterdir())
+        has_record = self._record is not None and self._record.exists()
+        has_markers = bool(self._markers) and all(any(self.path.glob(marker)) for marker in self._markers)
+        return is_free or has_record or has_markers
 
     def claim(self) -> None:
         """Create the folder, or raise RunError if it holds other files or cannot be written."""
@@ -90,9 +89,8 @@ class Folder:
             os.close(open_lock(self.path / _LOCK))
             refuse_links(self.path)
         except OSError as error:
-            raise RunError(
-                f"{self.path} cannot hold a {self.what} ({error.strerror}); choose another one for --out"
-            ) from error
+            problem = f"{self.path} cannot hold a {self.what} ({error.strerror})"
+            raise RunError(f"{problem}; choose another one for --out") from error
 
     @contextlib.contextmanager
     def locked(self, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
@@ -138,10 +136,8 @@ class Folder:
     def check_same(self, identity: Mapping[str, Any], defaults: Section) -> None:
         """Raise RunError, which names the settings that differ, if the folder holds work with another identity."""
         if changes := self.changes(identity, defaults):
-            raise RunError(
-                f"{self.path} holds a different {self.what} ({changes}); go back to that, or choose a new folder for "
-                "--out"
-            )
+            problem = f"{self.path} holds a different {self.what} ({changes})"
+            raise RunError(f"{problem}; go back to that, or choose a new folder for --out")
 
 
 def first_usable(
@@ -284,10 +280,8 @@ class RunFolder(Folder):
             file = self.path / _JOURNAL
             if "identity" in self.facts():
                 if not file.exists() or file.stat().st_size < _LEAST_BYTES:
-                    raise RunError(
-                        f"{file} is missing or empty, but {self.path} holds a run; bring the journal back from a "
-                        "copy, or choose a new folder for --out"
-                    )
+                    problem = f"{file} is missing or empty, but {self.path} holds a run"
+                    raise RunError(f"{problem}; bring the journal back from a copy, or choose a new folder for --out")
                 self.begun = True
                 # With a commit of the Hub that was not known when the run began.
                 self.note(identity=self.identity)
@@ -336,10 +330,8 @@ class RunFolder(Folder):
         before = self.facts().get("shards", shards)
         if before != shards:
             held, wanted = ("in one piece" if count == 1 else f"in {count} shards" for count in (before, shards))
-            raise RunError(
-                f"{self.path} holds a run that is built {held}, not {wanted}; go on with that, or choose a new folder "
-                "for --out"
-            )
+            problem = f"{self.path} holds a run that is built {held}, not {wanted}"
+            raise RunError(f"{problem}; go on with that, or choose a new folder for --out")
 
     def note_shard(self, shard: Shard, note: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Keep a note about a shard of this run; return the notes about all of them, {} if a shard has none."""

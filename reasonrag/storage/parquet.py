@@ -206,8 +206,7 @@ class ShardWriter:
 
     def _convert(self) -> None:
         if self._pending:
-            batch = _finite_batch(self._pending, self._schema)
-            self._pending = []
+            batch, self._pending = _finite_batch(self._pending, self._schema), []
             self._collect(batch)
 
     def _collect(self, batch: pa.RecordBatch) -> None:
@@ -264,10 +263,8 @@ def shard_paths(folder: Path, stem: str) -> list[Path]:
     paths = sorted(folder.glob(f"{stem}-*-of-*.parquet"))
     full_set = [f"{stem}-{number:05d}-of-{len(paths):05d}.parquet" for number in range(len(paths))]
     if not paths or [path.name for path in paths] != full_set:
-        raise RunError(
-            f"{folder}/{stem}-*.parquet: {len(paths)} shards found, not the full set; "
-            "if this is the folder of a run, run build-tree again"
-        )
+        problem = f"{folder}/{stem}-*.parquet: {len(paths)} shards found, not the full set"
+        raise RunError(f"{problem}; if this is the folder of a run, run build-tree again")
     return paths
 
 
@@ -371,9 +368,8 @@ def _jsonl_rows(path: Path) -> Iterator[NumberedRow]:
     blank_bytes = 0
     for number, line in enumerate(_lines(path), 1):
         if len(line) > _MOST_LINE_BYTES:
-            raise DataError(
-                f"{path}: row {number} has more than {_MOST_LINE_BYTES >> 20} MiB; rows end at a line's end"
-            )
+            problem = f"{path}: row {number} has more than {_MOST_LINE_BYTES >> 20} MiB"
+            raise DataError(f"{problem}; rows end at a line's end")
         if line.strip():
             yield number, _parsed(line)
         elif (blank_bytes := blank_bytes + len(line)) > _MOST_BLANK_BYTES:
@@ -418,9 +414,8 @@ def _json_rows(path: Path) -> Iterator[NumberedRow]:
             "(jq -c '.[]') or .parquet, which are read row by row"
         ) from None
     except ValueError as error:
-        raise DataError(
-            f"{path}: not JSON, which holds one list (one object per line is .jsonl)", quoting=error
-        ) from None
+        problem = f"{path}: not JSON, which holds one list (one object per line is .jsonl)"
+        raise DataError(problem, quoting=error) from None
     if not isinstance(rows, list):
         raise DataError(f"{path}: holds one JSON {type(rows).__name__}; a list of rows is needed")
     yield from enumerate(rows, 1)
@@ -508,8 +503,7 @@ def read_calls(folder: Path) -> Iterator[Row]:
         if not (is_whole and isinstance(row["conversation"], str) and isinstance(row["call"], int)):
             raise DataError(f"{file}, line {number} is no recorded call; was it edited?")
         if (of := (row["conversation"], row["call"])) in begun:
-            raise DataError(
-                f"{file}, line {number}: call {of[1]} of {of[0]} stands there twice; give each recording a folder"
-            )
+            problem = f"{file}, line {number}: call {of[1]} of {of[0]} stands there twice"
+            raise DataError(f"{problem}; give each recording a folder")
         begun.add(of)
         yield {name: row[name] for name in _CALL_FIELDS}
