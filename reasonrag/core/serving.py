@@ -16,7 +16,6 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -248,7 +247,7 @@ def make_server(app: App) -> Any:
         signals: list[int] = []  # noqa: RUF012 -- replaced in each server
 
         # Replaces uvicorn's handler, which kills the process with the same signal once it has drained.
-        def handle_exit(self, number: int, frame: FrameType | None) -> None:
+        def handle_exit(self, number: int, frame: object) -> None:
             if self.signals:
                 os._exit(128 + number)  # the search thread would keep the process alive
             self.signals = [number]

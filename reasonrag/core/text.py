@@ -339,10 +339,9 @@ def _matches(text: str) -> Iterator[Secret]:
                 matches = re.finditer(shape.pattern, text)
                 yield from (Secret(shape.kind, *match.span(1)) for match in matches if shape.accepts(match[1]))
     for value, name in _environment_values().items():
-        start = text.find(value)
-        while start >= 0:
-            yield Secret(f"value of {name}", start, start + len(value))
-            start = text.find(value, start + len(value))
+        if value in text:
+            found = re.finditer(re.escape(value), text)
+            yield from (Secret(f"value of {name}", *match.span()) for match in found)
 
 
 # Patterns are text until a text holds a mark of their shape: compiling all of them would take 10 ms of
