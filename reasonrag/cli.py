@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 from reasonrag import __version__
-from reasonrag.core.errors import EX_TEMPFAIL, InputError, ReasonRAGError, Stalled, check_limits
+from reasonrag.core.errors import EX_TEMPFAIL, ReasonRAGError, Stalled, check_limits
 from reasonrag.core.event_loop import end_on_signals
 from reasonrag.core.text import printable, redact
 
@@ -162,10 +162,8 @@ def main() -> None:
         _fail(error.format_message())
     except click.Abort:  # Ctrl-C at a prompt
         sys.exit(130)
-    except InputError as error:
-        _fail(str(error), add=error.add)
     except ReasonRAGError as error:
-        _fail(str(error), code=EX_TEMPFAIL if isinstance(error, Stalled) else 2)
+        _fail(str(error), add=error.add, code=EX_TEMPFAIL if isinstance(error, Stalled) else 2)
     except OSError as error:
         if error.strerror is None:  # not the system's: a full disk, a read-only folder, a wrong path, a lost disk
             raise
