@@ -46,7 +46,7 @@ def generate(folder: Path, first: int, last: int) -> None:
     """Store the trees of the questions from `first` to before `last` in the journal of the run."""
     config, given = opened(last)
     schema = tree_schema(graded=False)
-    with RunFolder.open(folder, config, given.content) as run:
+    with RunFolder(folder, config, given.content).open() as run:
         search = Build(config, given, run).search
 
         async def store() -> None:
@@ -77,13 +77,13 @@ def generate(folder: Path, first: int, last: int) -> None:
 def opening(folder: Path, count: int) -> None:
     """Open the finished run, as the same `build-tree` command does, and find nothing left to build."""
     config, given = opened(count)
-    with RunFolder.open(folder, config, given.content) as run:
+    with RunFolder(folder, config, given.content).open() as run:
         assert not Build(config, given, run).unfinished()
 
 
 def export(folder: Path, count: int) -> None:
     config, given = opened(count)
-    with RunFolder.open(folder, config, given.content) as run:
+    with RunFolder(folder, config, given.content).open() as run:
         Build(config, given, run).export()
 
 

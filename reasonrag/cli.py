@@ -21,9 +21,9 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 from reasonrag import __version__
-from reasonrag.core.errors import EX_TEMPFAIL, InputError, ReasonRAGError, Stalled, check_limits
+from reasonrag.core.errors import EX_TEMPFAIL, ReasonRAGError, Stalled, check_limits
 from reasonrag.core.event_loop import end_on_signals
-from reasonrag.core.text import redact
+from reasonrag.core.text import printable, redact
 
 # The function in `reasonrag.commands` and the line of `reasonrag --help` of each command.
 COMMANDS = {
@@ -162,10 +162,8 @@ def main() -> None:
         _fail(error.format_message())
     except click.Abort:  # Ctrl-C at a prompt
         sys.exit(130)
-    except InputError as error:
-        _fail(str(error), add=error.add)
     except ReasonRAGError as error:
-        _fail(str(error), code=EX_TEMPFAIL if isinstance(error, Stalled) else 2)
+        _fail(str(error), add=error.add, code=EX_TEMPFAIL if isinstance(error, Stalled) else 2)
     except OSError as error:
         if error.strerror is None:  # not the system's: a full disk, a read-only folder, a wrong path, a lost disk
             raise
@@ -176,17 +174,11 @@ def main() -> None:
     except (Exception, KeyboardInterrupt):
         raise
     except BaseException as error:  # user code called sys.exit, or raised CancelledError
-        place = _ended_at(error)
-        if place is None:
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] in ("reasonrag", "click", "asyncio"):
             raise
-        _fail(f"the command was ended by {place} ({type(error).__name__}); let it raise an exception or return instead")
-
-
-def _ended_at(error: BaseException) -> str | None:
-    """Return `FILE:LINE` that raised the error, None if it is of reasonrag or click."""
-    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-    ours = frame.f_globals.get("__name__", "").partition(".")[0] in ("reasonrag", "click", "asyncio")
-    return None if ours else f"{frame.f_code.co_filename}:{line}"
+        kind, place = type(error).__name__, f"{frame.f_code.co_filename}:{line}"
+        _fail(f"the command was ended by {place} ({kind}); let it raise an exception or return instead")
 
 
 def _allow_files() -> None:
@@ -212,8 +204,6 @@ def _prepare_streams() -> None:
 
 
 def _fail(message: str, *, add: str = "", code: int = 2) -> NoReturn:
-    from reasonrag.core.text import printable
-
     click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
     if add:
         from reasonrag.commands.console import this_command

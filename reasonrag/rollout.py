@@ -20,17 +20,7 @@ import structlog
 
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import quoted
-from reasonrag.core.types import (
-    Answer,
-    Completion,
-    FinishReason,
-    Malformed,
-    Prompt,
-    Search,
-    Step,
-    StopReason,
-    Trajectory,
-)
+from reasonrag.core.types import Answer, Completion, Malformed, Prompt, Search, Step, StopReason, Trajectory
 from reasonrag.formats.base import Format, Stage
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.retrieval.base import Retriever
@@ -64,10 +54,7 @@ class FirstSteps:
     most_unreadable: float
     longer: str
     refuse: Callable[[RunError], object] | None = None
-    seen: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    cut: int = 0  # unreadable steps that ended at the token limit
-    examples: list[str] = field(default_factory=list)
+    seen: list[Step] = field(default_factory=list)
     verdict: str = ""  # why the run cannot go on
 
     def check(self) -> None:
@@ -77,18 +64,12 @@ class FirstSteps:
 
     def add(self, step: Step) -> None:
         """Count a step, and end the run if too few of those so far can be read."""
-        if self.seen == _SECOND_LOOK or self.verdict:
+        if len(self.seen) == _SECOND_LOOK or self.verdict:
             return
-        self.seen += 1
-        if isinstance(step.action, Malformed):
-            self.reasons[step.action.reason] += 1
-            self.cut += step.completion.finish_reason is FinishReason.LENGTH
-            example = quoted(step.completion.text)
-            if len(self.examples) < 2 and example not in self.examples:
-                self.examples.append(example)
-        unreadable = self.reasons.total()
-        has_none = self.seen == _FIRST_LOOK and unreadable == _FIRST_LOOK
-        has_few = self.seen == _SECOND_LOOK and unreadable > self.most_unreadable * _SECOND_LOOK
+        self.seen.append(step)
+        unreadable = [(step.action.reason, step.completion) for step in self.seen if isinstance(step.action, Malformed)]
+        has_none = len(unreadable) == len(self.seen) == _FIRST_LOOK
+        has_few = len(self.seen) == _SECOND_LOOK and len(unreadable) > self.most_unreadable * _SECOND_LOOK
         if has_none or has_few:
             message = self._describe(unreadable)
             if self.most_unreadable < 1:
@@ -98,14 +79,16 @@ class FirstSteps:
             else:
                 log.warning(message)
 
-    def _describe(self, unreadable: int) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in self.reasons.most_common())
-        message = (
-            f"{self.policy}: {self.seen - unreadable} of the first {self.seen} steps can be read ({reasons}), "
-            f"for example {' and '.join(self.examples)}"
-        )
-        if self.cut > unreadable / 2:
-            message += f"; {self.cut} were cut off: let it write more ({self.longer}, in a new folder)"
+    def _describe(self, unreadable: list[tuple[str, Completion]]) -> str:
+        counts = Counter(reason for reason, _ in unreadable)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
+        texts = dict.fromkeys(quoted(completion.text) for _, completion in unreadable)
+        seen, examples = len(self.seen), " and ".join([*texts][:2])
+        readable = f"{seen - len(unreadable)} of the first {seen} steps can be read ({reasons})"
+        message = f"{self.policy}: {readable}, for example {examples}"
+        cut = sum(completion.is_cut for _, completion in unreadable)
+        if cut > len(unreadable) / 2:
+            message += f"; {cut} were cut off: let it write more ({self.longer}, in a new folder)"
         return (
             f"{message}; if it does not know the format: take an instruct model, try --open-tags, give a trained one "
             "the --format and --prompts of its training, or train this one on demonstrations first (sft train "
@@ -177,7 +160,10 @@ class Engine:
         is_read = self.format.append_only or self.format.stage(trajectory.steps) is not Stage.GROUNDING
         final = final or (is_spent and is_read)
         prompt = self.format.prompt(trajectory.question, trajectory.steps, final=final)
-        known = self._known_reply(trajectory, prompt)
+        # A greedy policy that is asked the same again would write the same. That is where a step could not
+        # be read: the next prompt is that step's unless it has to be the last one.
+        last = trajectory.steps[-1] if self.sampling.temperature == 0 and trajectory.steps else None
+        known = last.completion if last is not None and last.prompt == prompt else None
         completions = [known] if known else await self._sample(prompt, seed)
         steps = [self._parse(trajectory, prompt, completion, final=final) for completion in completions]
         step = steps[0] if len(steps) == 1 else await self._best(steps)
@@ -201,18 +187,9 @@ class Engine:
         """Return the trajectory with the grade of its answer, if it has one and answers are graded."""
         return await self.grade(trajectory) if self.grade and trajectory.complete else trajectory
 
-    def _known_reply(self, trajectory: Trajectory, prompt: Prompt) -> Completion | None:
-        """Return the reply to the last step's prompt if a greedy policy is asked it again: it would write the same.
-
-        That is where a step could not be read: the next prompt
-        is that step's unless it has to be the last one.
-        """
-        last = trajectory.steps[-1] if self.sampling.temperature == 0 and trajectory.steps else None
-        return last.completion if last is not None and last.prompt == prompt else None
-
     def _parse(self, trajectory: Trajectory, prompt: Prompt, completion: Completion, *, final: bool) -> Step:
         action = self.format.parse(completion.text, trajectory.steps, final=final)
-        if isinstance(action, Answer) and not prompt.stop and completion.finish_reason is not FinishReason.STOP:
+        if isinstance(action, Answer) and not prompt.stop and not completion.is_whole:
             action = Malformed("cut_off")  # without stop strings, a message is whole if the policy ended it
         if final and isinstance(action, Search):  # of a plug-in format: no step would be left to read its passages
             action = Malformed("unexpected_search", ends=True)
@@ -230,14 +207,10 @@ class Engine:
         """Return as many completions as there are candidates; the first has the seed that it has alone."""
         if self.first_steps is not None:
             self.first_steps.check()
-        shared = self.sampling
         # One request a candidate: each has a seed of its
         # own, so more candidates change none of the others.
         seeds = [seed, *(derive_seed(seed, "candidate", number) for number in range(1, self.candidates))]
-        requests = []
-        for request_seed in seeds:
-            sampling = Sampling(shared.temperature, shared.top_p, shared.max_tokens, request_seed)
-            requests.append(self.llm.complete(prompt, sampling))
+        requests = [self.llm.complete(prompt, replace(self.sampling, seed=request_seed)) for request_seed in seeds]
         # Without a task for the usual single request: it would cost a turn of the event loop a step.
         return [await requests[0]] if self.candidates == 1 else await gather_all(requests)
 

@@ -130,9 +130,8 @@ class Improvement:
         an_attempt = config.format.max_steps + config.outcome.verdicts * TRIES
         self._tree_calls, self._dev_calls = sum(most_calls(config).values()), len(self.dev) * an_attempt
         if rounds.budget is not None and rounds.budget < self._dev_calls:
-            raise ConfigError(
-                f"--budget {rounds.budget} does not pay for one evaluation, {self._dev_calls} calls at most"
-            )
+            message = f"--budget {rounds.budget} does not pay for one evaluation, {self._dev_calls} calls at most"
+            raise ConfigError(message)
 
     def bound(self) -> str:
         """Return in words how many calls all rounds need at most."""
@@ -263,9 +262,10 @@ class Improvement:
                 panels.append(Panel(f"{label} by {axis}", axis, label, (line,)))
         save_charts(self.out / "improve", panels)
         columns = ("round", "questions", "pairs", "calls")
-        shown = self.metrics
-        cells = [[*(row[name] for name in columns), *(interval_text(row[name]) for name in shown)] for row in rows]
-        table = Table("", [*columns, *shown.values()], cells).markdown()
+        cells = [
+            [*(row[name] for name in columns), *(interval_text(row[name]) for name in self.metrics)] for row in rows
+        ]
+        table = Table("", [*columns, *self.metrics.values()], cells).markdown()
         verdict = f"Greedy, on {len(self.dev)} dev questions. The best policy is {best['policy']}. Stopped: {stopped}."
         page = ["# Rounds", "", verdict, "", *table, "", "![rounds](improve.svg)", ""]
         write_text(self.out / "improve.md", "\n".join(page))
@@ -307,8 +307,7 @@ def _keep(lines: Iterable[str], log: Path) -> None:
     """Write what a server prints to a file, without secrets."""
     with log.open("a", encoding="utf-8") as file:
         for line in lines:
-            file.write(redact(line))
-            file.flush()
+            print(redact(line), end="", file=file, flush=True)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def _described(flag: Flag, field: FieldInfo) -> dict[str, Any]:
     text = f"{field.description}{' (repeatable)' if several else ''}"
     text += "" if text.endswith("...") else "."
     default = field.get_default(call_default_factory=True)
-    entry: dict[str, Any] = {"flag": flag.name, "type": kind, "help": text[0].upper() + text[1:]}
+    entry: dict[str, Any] = {"flag": flag, "type": kind, "help": text[0].upper() + text[1:]}
     entry["default"] = "" if default is None or default is False or default == () else f"; default: {default}"
     return entry | ({"several": True} if several else {})
 

@@ -139,7 +139,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     config, summary = read_run(run, compared | given_settings(given))
     if out is not None and out.resolve().is_relative_to(run.resolve()):
         raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or omit --out")
-    with RunFolder.open(out or run, config, summary["content"]) as folder:
+    with RunFolder(out or run, config, summary["content"]).open() as folder:
         if out is not None:
             link_trees(out, [run])
         names = {"policy": summary["policy"], "config_hash": folder.config_hash}

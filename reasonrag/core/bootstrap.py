@@ -140,11 +140,8 @@ def group_intervals(
     measures: Mapping[K, Measure], groups: Mapping[str, Sequence[int]], *, seed: int
 ) -> dict[str, dict[K, dict[str, Any] | None]]:
     """Return the intervals of `measures` as JSON for each group of questions."""
-    by_group = {}
-    for group, members in groups.items():
-        by_key = intervals(measures, seed=seed, among=members)
-        by_group[group] = {key: as_json(interval) for key, interval in by_key.items()}
-    return by_group
+    by_group = {group: intervals(measures, seed=seed, among=members) for group, members in groups.items()}
+    return {group: {key: as_json(interval) for key, interval in by_key.items()} for group, by_key in by_group.items()}
 
 
 def as_json(interval: Interval | None) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import DEMO_FORMATS, ModelAddress, choices
 from reasonrag.core.settings import (
     CHAT_TEMPLATE,
+    Dotted,
     Section,
     Tree,
     execution,
@@ -23,6 +24,7 @@ from reasonrag.core.settings import (
     read_yaml,
     refuse_links,
     setting,
+    share,
     to_yaml,
     validate,
 )
@@ -33,6 +35,11 @@ DATASET = (
 )
 LIMIT = "use a random sample of this many questions (default: all). Of several data sets, this many of each"
 UNREADABLE = "abort if more than this share of the first 60 steps, or all of the first 12, cannot be read; 1 only warns"
+_MODEL_NAME = "model name that the {}'s server expects (default: its only model)"
+_RECORDING = "folder that contrib.record wrote: branch each step of an agent's conversations (needs format tool_calls)"
+_ALPHA = "SPRE decay per action; 1 removes the shortest-path term"
+_LAG = "iterations of a tree in flight while the next one selects; 0 is the search of the paper"
+_CONFIRM = "fresh rollouts of each side of a pair, made after the search to confirm it; 0 makes none"
 PRM = "process reward model: the folder that `prm train` wrote, or python:PACKAGE.MODULE:NAME"
 EXCLUDE = "leave out the questions of a run of build-tree or of rl train, or those in a file"
 
@@ -95,9 +102,7 @@ class ModelConfig(Section):
     """A model. Its name, not its address, is part of the identity of a run."""
 
     spec: str | None = execution(None, f"model that acts: {choices('policy')}", "--policy")
-    model: str | None = execution(
-        None, "model name that the policy's server expects (default: its only model)", "--policy-model"
-    )
+    model: str | None = execution(None, _MODEL_NAME.format("policy"), "--policy-model")
     card: str | None = execution(
         None, "folder whose reasonrag.yaml has the policy's prompt settings (default: the one that is loaded)", "--card"
     )
@@ -158,9 +163,7 @@ class JudgeConfig(Section):
     spec: str | None = execution(
         None, "model that judges: as for --policy, or demo-judge[:WORLD_SEED[:ERROR]]", "--judge"
     )
-    model: str | None = execution(
-        None, "model name that the judge's server expects (default: its only model)", "--judge-model"
-    )
+    model: str | None = execution(None, _MODEL_NAME.format("judge"), "--judge-model")
     vllm: bool = setting(False, "the judge's server is vLLM (default: detected)")
     api_key_env: str = execution("OPENAI_API_KEY", "environment variable with its server's API key; never the key")
     max_tokens: int = setting(512, "maximum tokens of one reply", ge=1)
@@ -182,9 +185,7 @@ class CompleterConfig(Section):
     spec: str | None = execution(
         None, "model that writes rollouts, such as a stronger one: as for --policy (default: the policy)", "--completer"
     )
-    model: str | None = execution(
-        None, "model name that the completer's server expects (default: its only model)", "--completer-model"
-    )
+    model: str | None = execution(None, _MODEL_NAME.format("completer"), "--completer-model")
     vllm: bool = setting(False, "the completer's server is vLLM (default: detected)")
 
 
@@ -213,11 +214,7 @@ class FormatConfig(Section):
 class SearchConfig(Section):
     """Budget and shape of a tree (arXiv:2505.14069, App. A)."""
 
-    recording: str | None = execution(
-        None,
-        "folder that contrib.record wrote: branch each step of an agent's conversations (needs format tool_calls)",
-        "--recording",
-    )
+    recording: str | None = execution(None, _RECORDING, "--recording")
     search_function: str | None = execution(
         None, "search function of the recorded agent, NAME or NAME.ARGUMENT (default: by its name)", "--search-function"
     )
@@ -225,13 +222,7 @@ class SearchConfig(Section):
         None, "function by which the recorded agent answers (default: final_answer, final_result or submit)"
     )
     iterations: int = setting(64, "MCTS iterations per tree", "--iterations", ge=1)
-    lag: int = setting(
-        8,
-        "iterations of a tree in flight while the next one selects; 0 is the search of the paper",
-        "--lag",
-        ge=0,
-        le=1000,
-    )
+    lag: int = setting(8, _LAG, "--lag", ge=0, le=1000)
     max_calls: int | None = setting(None, "maximum policy and judge calls per tree", "--max-calls", ge=1)
     max_children: int = setting(3, "maximum children of a node", "--max-children", ge=1, le=1000)
     selection: Literal["puct", "ucb1"] = setting("puct", "formula that selects a child: Eq. 5 or UCB1", "--selection")
@@ -246,7 +237,7 @@ class ValueConfig(Section):
         "rollout", "value of a new node: by rollouts (Eq. 1), a judge (Eq. 6), or the process reward model", "--value"
     )
     rollouts: int = setting(2, "rollouts per new node: k of Eq. 1", "--rollouts", ge=1, le=1000)
-    alpha: float = setting(0.9, "SPRE decay per action; 1 removes the shortest-path term", "--alpha", gt=0, le=1)
+    alpha: float = setting(0.9, _ALPHA, "--alpha", gt=0, le=1)
     weighting: Literal["trajectories", "visits"] = setting(
         "trajectories", "average for the SPRE of a node: every complete trajectory once, or children by their visits"
     )
@@ -292,31 +283,17 @@ class PairsConfig(Section):
         "siblings (every two, as in the paper)",
         "--pair-rule",
     )
-    confirm: int = setting(
-        4,
-        "fresh rollouts of each side of a pair, made after the search to confirm it; 0 makes none",
-        "--confirm",
-        ge=0,
-        le=1000,
-    )
-    min_confidence: float = execution(
-        0.8, "minimum probability that the order of two steps is right", "--min-confidence", ge=0, le=1
-    )
+    confirm: int = setting(4, _CONFIRM, "--confirm", ge=0, le=1000)
+    min_confidence: float = share(0.8, "minimum probability that the order of two steps is right", "--min-confidence")
     min_margin: float = execution(0.01, "minimum difference between the two rewards of a pair", "--min-margin", ge=0)
-    path_share: float = execution(
-        0.5,
-        "share to keep of the pairs whose sides differ only in the length of their paths",
-        "--path-share",
-        ge=0,
-        le=1,
+    path_share: float = share(
+        0.5, "share to keep of the pairs whose sides differ only in the length of their paths", "--path-share"
     )
     per_question: int = execution(8, "maximum pairs of a question, the surest first; 0 keeps all", "--max-pairs", ge=0)
     reward: Literal["spre", "judge", "prm"] = execution(
         "spre", "reward that pairs compare: SPRE, or the values of the judge or model of --value", "--pair-reward"
     )
-    alpha: float | None = execution(
-        None, "SPRE decay per action; 1 removes the shortest-path term (default: value.alpha)", "--alpha", gt=0, le=1
-    )
+    alpha: float | None = execution(None, f"{_ALPHA} (default: value.alpha)", "--alpha", gt=0, le=1)
     level: Literal["step", "trajectory"] = execution(
         "step", "what pairs compare: sibling steps, or whole trajectories by outcome", "--level"
     )
@@ -334,10 +311,8 @@ class StallConfig(Section):
 class RunConfig(StallConfig):
     """How a run proceeds; nothing here changes a result."""
 
-    max_failed: float = execution(
-        0.05, "maximum share of failed questions; above it, the exit code is 1", "--max-failed", ge=0, le=1
-    )
-    max_unreadable: float = execution(0.9, UNREADABLE, "--max-unreadable", ge=0, le=1)
+    max_failed: float = share(0.05, "maximum share of failed questions; above it, the exit code is 1", "--max-failed")
+    max_unreadable: float = share(0.9, UNREADABLE, "--max-unreadable")
     wait_s: float = execution(0.0, "seconds to wait at startup for servers that are still loading", "--wait", ge=0)
     report_to: str | None = execution(
         None, "tracker that gets the numbers at the end, for example tensorboard, wandb or mlflow", "--report-to"
@@ -370,9 +345,7 @@ class Config(Section):
         reward = self.pairs.reward
         if reward not in ("spre", self.value.kind):
             raise ValueError(f"pairs.reward is {reward}, but no {reward} values the nodes; add --value {reward}")
-        if reward != "spre" and self.pairs.alpha is not None:
-            raise ValueError(f"pairs.alpha is for SPRE, but pairs.reward is {reward}; leave one of them out")
-        for name in ("min_confidence", "confirm"):
+        for name in ("alpha", "min_confidence", "confirm"):
             if reward != "spre" and name in self.pairs.model_fields_set and getattr(self.pairs, name):
                 raise ValueError(f"pairs.{name} is for SPRE, but pairs.reward is {reward}; leave one of them out")
         # A choice needs several candidates, which only sampling gives.
@@ -453,11 +426,7 @@ PRESETS: dict[str, Tree] = {
 
 
 def load_config(
-    *,
-    preset: str | None = None,
-    file: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    judged: bool = False,
+    *, preset: str | None = None, file: Path | None = None, overrides: Dotted | None = None, judged: bool = False
 ) -> Config:
     """Return the resolved configuration. The folder of a policy supplies its prompts, unless others are given.
 
@@ -475,8 +444,7 @@ def load_config(
     questions, policy = given.get("questions"), given.get("policy")
     # Not validated yet, so a section may be of any type; what is wrong with it is reported below.
     if isinstance(questions, dict) and questions.get("dataset") == "demo" and isinstance(policy, dict | None):
-        policy = {"spec": "demo"} | (policy or {})  # the one policy that knows the demo world
-        given["policy"] = policy
+        given["policy"] = policy = {"spec": "demo"} | (policy or {})  # the one policy that knows the demo world
     tree: Tree = {}
     if isinstance(policy, dict):  # before it is validated, as these settings are the defaults
         card, spec = policy.get("card"), policy.get("spec")
@@ -524,13 +492,10 @@ class PolicyCard:
         """
         carried: Tree = {}
         for section, names in sorted(CARRIED.items()):
-            carried[section] = {}
-            for name in sorted(names):
-                value = config[section].get(name) or None
-                # A custom format is code, which a downloaded
-                # folder must not name: the user has to ask for it.
-                if value is not None and not str(value).startswith("python:"):
-                    carried[section][name] = value
+            given = {name: value for name in sorted(names) if (value := config[section].get(name))}
+            # A custom format is code, which a downloaded
+            # folder must not name: the user has to ask for it.
+            carried[section] = {name: value for name, value in given.items() if not str(value).startswith("python:")}
         prompts = str(carried["format"]["prompts"])
         custom = None if prompts in SHIPPED_PROMPTS else prompts
         if custom:
@@ -567,8 +532,7 @@ class PolicyCard:
 
 def copy_card(source: Path, folder: Path) -> bool:
     """Copy the card and its prompts from one policy's folder to another's; return whether there is one."""
-    card = PolicyCard.read(source)
-    if card is not None:
+    if (card := PolicyCard.read(source)) is not None:
         card.write(folder)
     return card is not None
 

@@ -38,25 +38,17 @@ class ReasonRAGError(Exception):
     Args:
         message: the value found, why it cannot work and how to mend it.
         quoting: foreign words (a server's reply, a library's exception), added as `excerpt` cuts them.
-    """
-
-    def __init__(self, message: str = "", *, quoting: object = "") -> None:
-        words = excerpt(str(quoting))
-        super().__init__(redact(f"{message}: {words}" if words else message))
-
-
-class InputError(ReasonRAGError):
-    """The user's input cannot work. The message names the value found, why it cannot work and how to mend it.
-
-    Args:
-        message: as above.
-        quoting: as above.
         add: flags with which the same command may work.
     """
 
     def __init__(self, message: str = "", *, quoting: object = "", add: str = "") -> None:
-        super().__init__(message, quoting=quoting)
+        words = excerpt(str(quoting))
+        super().__init__(redact(f"{message}: {words}" if words else message))
         self.add = add
+
+
+class InputError(ReasonRAGError):
+    """The user's input cannot work. The message names the value found, why it cannot work and how to mend it."""
 
 
 class ConfigError(InputError):

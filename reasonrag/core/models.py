@@ -167,8 +167,6 @@ def demo_folder(format: str = "") -> Path:
         ConfigError: no shipped policy speaks it.
     """
     if format not in ("", "reasonrag", *DEMO_FORMATS):
-        raise ConfigError(
-            f"no demo policy speaks {reprlib.repr(format)}; choose demo, or one of: "
-            f"{', '.join(f'demo:{name}' for name in DEMO_FORMATS)}"
-        )
+        names = ", ".join(f"demo:{name}" for name in DEMO_FORMATS)
+        raise ConfigError(f"no demo policy speaks {reprlib.repr(format)}; choose demo, or one of: {names}")
     return Path(__file__).parents[1] / "demo" / ("stream_policy" if format in DEMO_FORMATS else "policy")

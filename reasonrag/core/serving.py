@@ -16,7 +16,6 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -78,9 +77,8 @@ class ListenSettings(Section):
 def describe_problems(error: ValidationError) -> str:
     """Return the first problems of a request in one line; no value of the request is repeated."""
     problems = error.errors(include_input=False, include_url=False, include_context=False)
-    return one_line(
-        "; ".join(": ".join([*map(str, problem["loc"]), problem["msg"]]) for problem in problems[:_SHOWN_PROBLEMS])
-    )
+    shown = (": ".join([*map(str, problem["loc"]), problem["msg"]]) for problem in problems[:_SHOWN_PROBLEMS])
+    return one_line("; ".join(shown))
 
 
 class App:
@@ -111,13 +109,11 @@ class App:
                 await self.converse(scope, receive, send)
                 return
             response = await self.answer(scope, receive)
-            headers_sent = {
-                b"content-type": response.media_type.encode(),
-                b"content-length": b"%d" % len(response.body),
-            }
+            length = b"%d" % len(response.body)
+            headers = [(b"content-type", response.media_type.encode()), (b"content-length", length)]
             if response.status == 503:  # full, draining or not ready: clients may ask again soon
-                headers_sent[b"retry-after"] = b"1"
-            await send({"type": "http.response.start", "status": response.status, "headers": [*headers_sent.items()]})
+                headers.append((b"retry-after", b"1"))
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
             await send({"type": "http.response.body", "body": response.body})
         except Refusal:
             await send({"type": "websocket.close"})  # before it is accepted: HTTP 403
@@ -251,7 +247,7 @@ def make_server(app: App) -> Any:
         signals: list[int] = []  # noqa: RUF012 -- replaced in each server
 
         # Replaces uvicorn's handler, which kills the process with the same signal once it has drained.
-        def handle_exit(self, number: int, frame: FrameType | None) -> None:
+        def handle_exit(self, number: int, frame: object) -> None:
             if self.signals:
                 os._exit(128 + number)  # the search thread would keep the process alive
             self.signals = [number]

@@ -14,7 +14,6 @@ import re
 import reprlib
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.text import excerpt, find_secrets, one_line, valid_unicode
 
 Tree = dict[str, Any]
+Dotted = Mapping[str, Any]  # dotted names to values, `{"search.iterations": 32}`
 
 # The shipped chat templates, with the token that ends a turn in each.
 CHAT_TEMPLATES = {
@@ -49,15 +49,12 @@ _ONE_OR_SEVERAL = BeforeValidator(lambda value: (value,) if isinstance(value, st
 # --- Declaring settings ---
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(str):
     """The command-line flag that sets a field.
 
     Its type, choices and help are those of the field. `python -m docs.reference` writes all flags into
     `commands/options.json`, so that `--help` needs none of the models.
     """
-
-    name: str
 
 
 def setting(default: Any, description: str, flag: str | None = None, **limits: float) -> Any:
@@ -85,6 +82,11 @@ def execution(default: Any, description: str, flag: str | None = None, **options
     field = setting(default, description, flag, **options)
     field.metadata.append(EXECUTION)
     return field
+
+
+def share(default: float, description: str, flag: str | None = None) -> Any:
+    """Declare a share, in [0, 1], that cannot change a result. See `execution`."""
+    return execution(default, description, flag, ge=0, le=1)
 
 
 class Section(BaseModel):
@@ -137,11 +139,7 @@ def _refuse_secrets(value: object, *names: str) -> None:
 
 
 def gather(
-    presets: Mapping[str, Mapping[str, Any]],
-    *,
-    preset: str | None = None,
-    file: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    presets: Mapping[str, Tree], *, preset: str | None = None, file: Path | None = None, overrides: Dotted | None = None
 ) -> Tree:
     """Merge a preset, a file and overrides into one tree; the later ones win.
 
@@ -192,9 +190,7 @@ def validate(model: type[S], tree: Mapping[str, Any]) -> S:
         problem = error.errors()[0]  # the others often follow from it
     name = ".".join(map(str, problem["loc"]))[:200]
     if problem["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(name, _names(model), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "docs/settings.md has all"
-        message = f"unknown key {name!r}; {hint}"
+        message = f"unknown key {name!r}{nearest(name, _names(model), 'docs/settings.md has all')}"
     elif problem["type"] == "value_error":  # ours: these messages do not quote values, which may be secrets
         message = ": ".join(filter(None, (name, problem["msg"].removeprefix("Value error, "))))
     else:
@@ -225,11 +221,11 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text[:200]!r}: {value[:200]!r} is not a YAML value", quoting=error) from error
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest known name, or all of them."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of an error about an unknown name: the nearest known name, or else all of them, or `otherwise`."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+    return f"; did you mean {close[0]!r}?" if close else f"; {otherwise or 'known: ' + ', '.join(known)}"
 
 
 def named_path(text: str) -> Path:
@@ -370,9 +366,8 @@ class _Loader(yaml.SafeLoader):
             for key, _ in node.value:
                 line, name = key.start_mark.line + 1, str(key.value)
                 if name in lines:
-                    raise yaml.YAMLError(
-                        f"the key {name[:80]!r} stands in it twice, in line {lines[name]} and in line {line}"
-                    )
+                    places = f"in line {lines[name]} and in line {line}"
+                    raise yaml.YAMLError(f"the key {name[:80]!r} stands in it twice, {places}")
                 lines[name] = line
         return node
 

@@ -150,10 +150,8 @@ def common_length(first: Sequence[object], second: Sequence[object]) -> int:
     >>> common_length("Question: A?", "Question: B?"), common_length((1, 2), (1, 2, 3)), common_length("", "x")
     (10, 2, 0)
     """
-    for index, (left, right) in enumerate(zip(first, second, strict=False)):
-        if left != right:
-            return index
-    return min(len(first), len(second))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(first), len(second)))
 
 
 def one_line(text: str) -> str:
@@ -292,11 +290,8 @@ def redact(text: str) -> str:
     secrets = find_secrets(text)
     if not secrets:
         return text
-    pieces, end = [], 0
-    for secret in secrets:
-        pieces.append(text[end : secret.start])
-        end = secret.end
-    return "***".join([*pieces, text[end:]])
+    starts, ends = [0, *(secret.end for secret in secrets)], [*(secret.start for secret in secrets), len(text)]
+    return "***".join(text[start:end] for start, end in zip(starts, ends, strict=True))
 
 
 def excerpt(text: str, limit: int = 300) -> str:
@@ -344,10 +339,9 @@ def _matches(text: str) -> Iterator[Secret]:
                 matches = re.finditer(shape.pattern, text)
                 yield from (Secret(shape.kind, *match.span(1)) for match in matches if shape.accepts(match[1]))
     for value, name in _environment_values().items():
-        start = text.find(value)
-        while start >= 0:
-            yield Secret(f"value of {name}", start, start + len(value))
-            start = text.find(value, start + len(value))
+        if value in text:
+            found = re.finditer(re.escape(value), text)
+            yield from (Secret(f"value of {name}", *match.span()) for match in found)
 
 
 # Patterns are text until a text holds a mark of their shape: compiling all of them would take 10 ms of
@@ -512,7 +506,6 @@ def _environment_values() -> dict[str, str]:
 def _forms(value: str) -> tuple[str, ...]:
     """Return a value as it is, and as URLs, JSON, Python and HTML write it."""
     import html
-    import json
     from urllib.parse import quote, quote_plus
 
     # Undecodable bytes arrive as lone surrogates, which cannot be encoded.

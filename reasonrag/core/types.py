@@ -145,6 +145,16 @@ class Completion:
     completion_tokens: int | None = None
     cached_tokens: int | None = None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ended at the token limit."""
+        return self.finish_reason is FinishReason.LENGTH
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the policy ended it, by a stop string or the end token."""
+        return self.finish_reason is FinishReason.STOP
+
 
 @dataclass(frozen=True, slots=True)
 class Search:
@@ -236,9 +246,8 @@ class Trajectory:
 
     @property
     def answer(self) -> str | None:
-        if self.steps and isinstance(self.steps[-1].action, Answer):
-            return self.steps[-1].action.answer
-        return None
+        action = self.steps[-1].action if self.steps else None
+        return action.answer if isinstance(action, Answer) else None
 
     @property
     def complete(self) -> bool:

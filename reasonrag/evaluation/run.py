@@ -246,7 +246,7 @@ class Evaluation:
         if self._scorer is not None:
             content["prm"] = self._scorer.name
         try:
-            with RunFolder.open(self.out / name, config, content, varying=varying(config)) as folder:
+            with RunFolder(self.out / name, config, content, varying=varying(config)).open() as folder:
                 self._folder = folder
                 if self._draining:
                     folder.journal.drain()

@@ -80,8 +80,8 @@ class JournaledLLM:
             self.prompt_tokens += reply.prompt_tokens or 0
             self.completion_tokens += reply.completion_tokens or 0
             stored = _encode(reply)
-            counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
-            await self.journal.put_call(key, self.kind, [stored], question=question, **counts)
+            tokens = reply.prompt_tokens, reply.completion_tokens
+            await self.journal.put_call(key, self.kind, [stored], question=question, tokens=tokens)
             return _decode(stored)  # as a resumed run reads it
         finally:
             answered.reset(token)

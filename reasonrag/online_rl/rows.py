@@ -17,7 +17,7 @@ from itertools import zip_longest
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from reasonrag.core.types import FinishReason, Question, Span, Step, Trajectory
+from reasonrag.core.types import Question, Span, Step, Trajectory
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.rewards.base import NO_REWARD, Score
 
@@ -110,7 +110,7 @@ def _transcript(run: Sequence[Step], chat: ChatTemplate, steps: int) -> Transcri
         reported += step.completion.logprobs or ()
     # Without one for each sampled token they cannot be used.
     logprobs = _at_mask(reported, mask) if len(reported) == sum(mask) else None
-    is_truncated = last.completion.finish_reason is FinishReason.LENGTH
+    is_truncated = last.completion.is_cut
     return Transcript(tuple(prompt_ids), tuple(completion_ids), tuple(mask), logprobs, is_truncated, steps)
 
 

@@ -85,7 +85,7 @@ def build_trees(
     if parts.outcome is not None:  # the run is named after it
         name = getattr(parts.outcome, "__name__", type(parts.outcome).__name__)
         config = config.model_copy(update={"outcome": OutcomeConfig(name=name)})
-    with RunFolder.open(Path(out), config, parts.content, shard=shard) as run:
+    with RunFolder(Path(out), config, parts.content, shard=shard).open() as run:
         build = Build(config, parts, run)
 
         async def build_tree(place: int, question: Question, count: Count) -> None:

@@ -30,8 +30,8 @@ from pydantic import ByteSize, field_validator, model_validator
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import Section, execution, refuse_links, setting
-from reasonrag.storage.files import read_json, short_hash, size_and_digest, write_json, writing
-from reasonrag.storage.folder import Folder, checksums, damage
+from reasonrag.storage.files import damage, digests, read_json, short_hash, size_and_digest, write_json, writing
+from reasonrag.storage.folder import Folder
 
 Part = Literal["passages", "bm25", "embeddings", "vectors"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -376,7 +376,7 @@ class Draft:
     def finish(self, counts: Mapping[str, int]) -> Manifest:
         """Checksum all files and rename the working folder to the part, in place of an older one."""
         paths = [path for path in self.folder.rglob("*") if path.is_file() and self.scratch not in path.parents]
-        files = {name: (int(size), str(digest)) for name, (size, digest) in checksums(self.folder, paths).items()}
+        files = {name: (int(size), str(digest)) for name, (size, digest) in digests(self.folder, paths).items()}
         manifest = Manifest(self.plan, dict(counts), files)
         document = {**manifest.document(), "fingerprint": manifest.fingerprint}
         write_json(self.folder / _MANIFEST, document, indent=1)

@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -89,12 +89,11 @@ def save_charts(stem: Path, charts: Sequence[Panel | BarChart]) -> list[Path]:
     from reasonrag.core.plots import images
 
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind, image in images(charts).items():
-        paths.append(stem.with_name(f"{stem.name}.{kind}"))
-        with writing(paths[-1]) as file:
+    drawn = {stem.with_name(f"{stem.name}.{kind}"): image for kind, image in images(charts).items()}
+    for path, image in drawn.items():
+        with writing(path) as file:
             file.write(image)
-    return paths
+    return list(drawn)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -136,30 +135,26 @@ def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator
         RunError: another process holds the lock, and `waiting`
             is None; or the file or its disk cannot be locked.
     """
-    handle = open_lock(path)
-    try:
+    with os.fdopen(open_lock(path), "r+b", buffering=0) as file:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if waiting is None:
-                owner = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
-                raise RunError(
-                    f"{path.parent} is in use by another process ({owner}); wait for it or stop it"
-                ) from error
+                owner = file.read(200).decode(errors="replace").strip() or "unknown"
+                message = f"{path.parent} is in use by another process ({owner}); wait for it or stop it"
+                raise RunError(message) from error
             waiting()
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             raise RunError(f"{path} cannot be locked ({error.strerror}); choose a folder on a local disk") from error
         # For the message of a process that finds the lock held. On a full disk it names no owner.
-        os.ftruncate(handle, 0)
+        file.truncate(0)
         with contextlib.suppress(OSError):
-            os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}".encode())
+            file.write(f"pid {os.getpid()} on {socket.gethostname()}".encode())
         try:
             yield
         finally:
-            os.ftruncate(handle, 0)  # the folder may be given to others, and should not name this machine
-    finally:
-        os.close(handle)
+            file.truncate(0)  # the folder may be given to others, and should not name this machine
 
 
 def open_lock(path: Path) -> int:
@@ -200,21 +195,29 @@ def size_and_digest(path: Path, *, sync: bool = False) -> tuple[int, str]:
         return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def difference(path: Path, size: int, digest: str = "") -> str:
-    """Return why a file is not the one of this size and SHA-256; "" if it is. Without a digest sizes are compared.
+def digests(folder: Path, files: Iterable[Path], *, sync: bool = False) -> dict[str, list[int | str]]:
+    """Return size and SHA-256 of files by their path in a folder; with `sync`, once they are on disk."""
+    return {file.relative_to(folder).as_posix(): list(size_and_digest(file, sync=sync)) for file in sorted(files)}
 
-    >>> difference(Path("no/such/file"), 3)
-    'is missing'
+
+def damage(folder: Path, files: Mapping[str, Sequence[Any]], *, fully: bool = True) -> str:
+    """Name a file that differs from its entry in `digests`, and how; "" if none does. Only sizes unless `fully`.
+
+    >>> damage(Path("no/such"), {"file": [3, "abc"]})
+    'file is missing'
     """
-    try:
-        actual_size = path.stat().st_size
-        if actual_size != size:
-            return f"has {actual_size} bytes, not {size}"
-        return "" if not digest or size_and_digest(path)[1] == digest else "is damaged: its checksum differs"
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
+    for name, (size, digest) in files.items():
+        try:
+            actual_size = (folder / name).stat().st_size
+            if actual_size != size:
+                return f"{name} has {actual_size} bytes, not {size}"
+            if fully and digest and size_and_digest(folder / name)[1] != digest:
+                return f"{name} is damaged: its checksum differs"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+    return ""
 
 
 def short_hash(value: Any) -> str:

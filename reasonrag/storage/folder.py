@@ -22,7 +22,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,31 +30,10 @@ from typing import Any
 from reasonrag import __version__
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.core.settings import (
-    COMMIT,
-    Section,
-    Tree,
-    differences,
-    dump,
-    identity,
-    named_path,
-    read_yaml,
-    refuse_links,
-)
+from reasonrag.core.settings import COMMIT, Section, differences, dump, identity, named_path, read_yaml, refuse_links
 from reasonrag.core.text import map_texts
 from reasonrag.core.types import WHOLE, Shard
-from reasonrag.storage.files import (
-    RUNS,
-    difference,
-    lock,
-    open_lock,
-    read_json,
-    require_json,
-    short_hash,
-    size_and_digest,
-    write_json,
-    write_text,
-)
+from reasonrag.storage.files import RUNS, lock, open_lock, read_json, require_json, short_hash, write_json, write_text
 from reasonrag.storage.journal import Journal
 
 CONFIG = "config.yaml"
@@ -96,11 +75,10 @@ class Folder:
 
     def is_usable(self) -> bool:
         """Return whether the folder is missing, empty, or holds `what` already."""
-        if not self.path.exists() or all(entry.name in self._ignored for entry in self.path.iterdir()):
-            return True
-        if self._record is not None and self._record.exists():
-            return True
-        return bool(self._markers) and all(any(self.path.glob(marker)) for marker in self._markers)
+        is_free = not self.path.exists() or all(entry.name in self._ignored for entry in self.path.iterdir())
+        has_record = self._record is not None and self._record.exists()
+        has_markers = bool(self._markers) and all(any(self.path.glob(marker)) for marker in self._markers)
+        return is_free or has_record or has_markers
 
     def claim(self) -> None:
         """Create the folder, or raise RunError if it holds other files or cannot be written."""
@@ -111,9 +89,8 @@ class Folder:
             os.close(open_lock(self.path / _LOCK))
             refuse_links(self.path)
         except OSError as error:
-            raise RunError(
-                f"{self.path} cannot hold a {self.what} ({error.strerror}); choose another one for --out"
-            ) from error
+            problem = f"{self.path} cannot hold a {self.what} ({error.strerror})"
+            raise RunError(f"{problem}; choose another one for --out") from error
 
     @contextlib.contextmanager
     def locked(self, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
@@ -159,10 +136,8 @@ class Folder:
     def check_same(self, identity: Mapping[str, Any], defaults: Section) -> None:
         """Raise RunError, which names the settings that differ, if the folder holds work with another identity."""
         if changes := self.changes(identity, defaults):
-            raise RunError(
-                f"{self.path} holds a different {self.what} ({changes}); go back to that, or choose a new folder for "
-                "--out"
-            )
+            problem = f"{self.path} holds a different {self.what} ({changes})"
+            raise RunError(f"{problem}; go back to that, or choose a new folder for --out")
 
 
 def first_usable(
@@ -174,32 +149,15 @@ def first_usable(
     """
     # A data set's name may be a path or a Hub name, with signs that a folder's name should not have.
     name = re.sub(r"[^\w.+-]+", "-", name).strip("-.")[:80] or "run"
-    for number in itertools.count(1):
-        folder = folder_at(RUNS / (name if number == 1 else f"{name}-{number}"))
-        if folder.is_usable() and not folder.changes(identity, defaults):
-            break
-    return folder.path
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    folders = (folder_at(RUNS / each) for each in names)
+    return next(folder.path for folder in folders if folder.is_usable() and not folder.changes(identity, defaults))
 
 
 def describe(settings: Mapping[str, Any], content: Mapping[str, str]) -> dict[str, Any]:
     """Return an identity, equal to what JSON reads back: flat settings, and checksums of the inputs by name."""
-    described = dict(settings)
-    for name, checksum in sorted(content.items()):
-        described[f"content.{name}"] = checksum
-    return dict(json.loads(json.dumps(described)))
-
-
-def checksums(folder: Path, files: Iterable[Path], *, sync: bool = False) -> dict[str, list[int | str]]:
-    """Return size and SHA-256 of files by their path in a folder; with `sync`, once they are on disk."""
-    return {file.relative_to(folder).as_posix(): list(size_and_digest(file, sync=sync)) for file in sorted(files)}
-
-
-def damage(folder: Path, files: Mapping[str, Sequence[Any]], *, fully: bool = True) -> str:
-    """Name a file that differs from its entry in `checksums`, and how; "" if none does. Only sizes unless `fully`."""
-    for name, (size, digest) in files.items():
-        if problem := difference(folder / name, size, digest if fully else ""):
-            return f"{name} {problem}"
-    return ""
+    named = {f"content.{name}": checksum for name, checksum in sorted(content.items())}
+    return dict(json.loads(json.dumps({**settings, **named})))
 
 
 def finished(out: Path | None, *command: Any) -> Path | None:
@@ -256,7 +214,7 @@ def write_config(folder: Path, settings: Section) -> None:
     write_text(folder / CONFIG, f"{_CHECKSUM}{short_hash(text)}\n{text}")
 
 
-def read_config(folder: Path, command: str) -> Tree:
+def read_config(folder: Path, command: str) -> dict[str, Any]:
     """Return the settings in `config.yaml`; raise RunError if they were changed, with the `command` that mends them."""
     file = folder / CONFIG
     try:
@@ -281,13 +239,7 @@ class RunFolder(Folder):
     journal: Journal
 
     def __init__(
-        self,
-        path: Path,
-        config: Config,
-        content: Mapping[str, str],
-        *,
-        varying: Collection[str] = (),
-        shard: Shard = WHOLE,
+        self, path: Path, config: Config, content: Mapping[str, str], varying: Container[str] = (), shard: Shard = WHOLE
     ) -> None:
         """Describe the folder of a run; nothing is written.
 
@@ -310,48 +262,35 @@ class RunFolder(Folder):
         self.begun = False
         self._run = path
 
-    @classmethod
     @contextlib.contextmanager
-    def open(
-        cls,
-        path: Path,
-        config: Config,
-        content: Mapping[str, str],
-        *,
-        varying: Collection[str] = (),
-        shard: Shard = WHOLE,
-        waiting: Callable[[], object] | None = None,
-    ) -> Iterator[RunFolder]:
-        """Create the folder and lock it, or reopen it to resume the same run; arguments as above and in `locked`.
+    def open(self, *, waiting: Callable[[], object] | None = None) -> Iterator[RunFolder]:
+        """Create the folder and lock it, or reopen it to resume the same run; `waiting` is as for `locked`.
 
         Raises:
             RunError: another process uses the folder, or it holds other files or another run.
         """
-        folder = cls(path, config, content, varying=varying, shard=shard)
         # The run is checked before a folder of the shard
         # exists: a wrong number of shards should leave none.
-        if shard != WHOLE:
-            with folder.whole() as run:
-                run.check_shards(shard.of)
-                folder.begun = run.begun
-        with folder.locked(waiting=waiting):
-            folder.check_same(folder.identity, Config())
-            file = folder.path / _JOURNAL
-            if "identity" in folder.facts():
+        if self.shard != WHOLE:
+            with self.whole() as run:
+                run.check_shards(self.shard.of)
+                self.begun = run.begun
+        with self.locked(waiting=waiting):
+            self.check_same(self.identity, Config())
+            file = self.path / _JOURNAL
+            if "identity" in self.facts():
                 if not file.exists() or file.stat().st_size < _LEAST_BYTES:
-                    raise RunError(
-                        f"{file} is missing or empty, but {folder.path} holds a run; bring the journal back from a "
-                        "copy, or choose a new folder for --out"
-                    )
-                folder.begun = True
+                    problem = f"{file} is missing or empty, but {self.path} holds a run"
+                    raise RunError(f"{problem}; bring the journal back from a copy, or choose a new folder for --out")
+                self.begun = True
                 # With a commit of the Hub that was not known when the run began.
-                folder.note(identity=folder.identity)
-            with contextlib.closing(Journal(file)) as folder.journal:
-                write_config(folder.path, config)
-                yield folder
+                self.note(identity=self.identity)
+            with contextlib.closing(Journal(file)) as self.journal:
+                write_config(self.path, self.config)
+                yield self
 
     @staticmethod
-    def begun_with(path: Path) -> Tree:
+    def begun_with(path: Path) -> dict[str, Any]:
         """Return the settings of the run that has begun in a folder; an empty tree if none has, or it is damaged."""
         with contextlib.suppress(ConfigError):  # `open` writes it again
             return read_yaml(path / CONFIG) if "identity" in RunFolder(path, Config(), {}).facts() else {}
@@ -365,7 +304,7 @@ class RunFolder(Folder):
 
     def whole(self) -> contextlib.AbstractContextManager[RunFolder]:
         """Open the folder of the run that this shard is a part of, when no other shard has it open."""
-        return RunFolder.open(self._run, self.config, self.content, varying=self.varying, waiting=lambda: None)
+        return RunFolder(self._run, self.config, self.content, varying=self.varying).open(waiting=lambda: None)
 
     def bind(self) -> None:
         """Mark the folder as used by this run. A failed start leaves it unmarked.
@@ -391,10 +330,8 @@ class RunFolder(Folder):
         before = self.facts().get("shards", shards)
         if before != shards:
             held, wanted = ("in one piece" if count == 1 else f"in {count} shards" for count in (before, shards))
-            raise RunError(
-                f"{self.path} holds a run that is built {held}, not {wanted}; go on with that, or choose a new folder "
-                "for --out"
-            )
+            problem = f"{self.path} holds a run that is built {held}, not {wanted}"
+            raise RunError(f"{problem}; go on with that, or choose a new folder for --out")
 
     def note_shard(self, shard: Shard, note: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Keep a note about a shard of this run; return the notes about all of them, {} if a shard has none."""

@@ -31,9 +31,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -65,11 +64,10 @@ CREATE TABLE failures (
     PRIMARY KEY (dataset, question_id)
 ) WITHOUT ROWID
 """
-_CALL = "key, kind, prompt_tokens, completion_tokens, counts_sum, checksum, reply"
 _SUM = "COALESCE({}, -1) + 3 * COALESCE({}, -1)"
 # A key that exists already was damaged, or two tasks asked at the same time.
 _PUT_CALL = f"""
-INSERT INTO calls ({_CALL}) VALUES (?1, ?2, ?3, ?4, {_SUM.format("?3", "?4")}, ?5, ?6)
+INSERT INTO calls VALUES (?1, ?2, ?3, ?4, {_SUM.format("?3", "?4")}, ?5, ?6)
 ON CONFLICT (key) DO UPDATE SET reply = excluded.reply, checksum = excluded.checksum
 """
 _TOTALS = f"""
@@ -83,12 +81,10 @@ GROUP BY kind
 # during each. A chain of calls, each of which ends during no other's commit, never waits.
 _EVERY_S = 0.005
 
-_decode = partial(str, encoding="utf-8", errors="surrogateescape")  # the checksum of damaged text differs
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Totals of one kind of call.
 
     Attributes:
@@ -194,7 +190,7 @@ class Journal:
     def _connect(self) -> sqlite3.Connection:
         # Without WAL, reader and writer wait for each other's syncs.
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=60, check_same_thread=False)
-        connection.text_factory = _decode
+        connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")  # damage shows in the checksum
         connection.execute(f"PRAGMA journal_mode={self._mode}")
         # With NORMAL, WAL syncs at checkpoints only, and a
         # power cut would take calls that were used already.
@@ -272,7 +268,6 @@ class Journal:
         self._store(writes)
         if self._writer is not None:
             self._writer.close()
-            self._writer = None
         self._reader.close()
 
     def drain(self, error: Exception | None = None) -> None:
@@ -316,22 +311,22 @@ class Journal:
         return json.loads(row[1])
 
     async def put_call(
-        self,
-        key: str,
-        kind: str,
-        reply: Any,
-        *,
-        question: str = "",
-        prompt_tokens: int | None = None,
-        completion_tokens: int | None = None,
+        self, key: str, kind: str, reply: Any, *, question: str = "", tokens: Sequence[int | None] = (None, None)
     ) -> None:
-        """Store a reply (JSON without NaN); return when it is on disk. `key` and `question` are as for `call`.
+        """Store a reply (JSON without NaN); return when it is on disk.
+
+        Args:
+            key: as for `call`.
+            kind: of the call.
+            reply: what `call` returns.
+            question: as for `call`.
+            tokens: of the prompt and of the completion.
 
         Raises:
             RunError: the disk is full or the file cannot be written.
         """
         stored_key, known = self._stored_key(key, question)
-        await self._write(_put_call(stored_key, kind, reply, (prompt_tokens, completion_tokens)))
+        await self._write(_put_call(stored_key, kind, reply, tokens))
         if known is not None:
             known.add(stored_key)
 
@@ -409,9 +404,9 @@ def _commit(connection: sqlite3.Connection, statements: Sequence[_Statement]) ->
                 connection.execute(statement, values)
 
 
-def _put_call(key: str | bytes, kind: str, reply: Any, counts: Sequence[int | None] = (None, None)) -> _Statement:
+def _put_call(key: str | bytes, kind: str, reply: Any, tokens: Sequence[int | None] = (None, None)) -> _Statement:
     text = _json.encode(reply)
-    return _PUT_CALL, (key, kind, *counts, _checksum(key, text), text)
+    return _PUT_CALL, (key, kind, *tokens, _checksum(key, text), text)
 
 
 def _checksum(*parts: str | bytes) -> bytes:
@@ -428,10 +423,8 @@ def is_shared(path: Path) -> bool:
         mounts = Path("/proc/self/mounts").read_text("utf-8").splitlines()
     except OSError:  # no Linux
         return False
-    kinds = {}
-    for mount in mounts:
-        _, folder, kind, *_ = mount.split()
-        kinds[folder.encode().decode("unicode_escape")] = kind  # "\\040" is a blank
+    # In a folder's name, "\\040" is a blank.
+    kinds = {folder.encode().decode("unicode_escape"): kind for _, folder, kind, *_ in map(str.split, mounts)}
     path = path.resolve()
     mounted = next((kinds[str(folder)] for folder in (path, *path.parents) if str(folder) in kinds), None)
     return mounted not in _LOCAL

@@ -206,8 +206,7 @@ class ShardWriter:
 
     def _convert(self) -> None:
         if self._pending:
-            batch = _finite_batch(self._pending, self._schema)
-            self._pending = []
+            batch, self._pending = _finite_batch(self._pending, self._schema), []
             self._collect(batch)
 
     def _collect(self, batch: pa.RecordBatch) -> None:
@@ -264,10 +263,8 @@ def shard_paths(folder: Path, stem: str) -> list[Path]:
     paths = sorted(folder.glob(f"{stem}-*-of-*.parquet"))
     full_set = [f"{stem}-{number:05d}-of-{len(paths):05d}.parquet" for number in range(len(paths))]
     if not paths or [path.name for path in paths] != full_set:
-        raise RunError(
-            f"{folder}/{stem}-*.parquet: {len(paths)} shards found, not the full set; "
-            "if this is the folder of a run, run build-tree again"
-        )
+        problem = f"{folder}/{stem}-*.parquet: {len(paths)} shards found, not the full set"
+        raise RunError(f"{problem}; if this is the folder of a run, run build-tree again")
     return paths
 
 
@@ -371,9 +368,8 @@ def _jsonl_rows(path: Path) -> Iterator[NumberedRow]:
     blank_bytes = 0
     for number, line in enumerate(_lines(path), 1):
         if len(line) > _MOST_LINE_BYTES:
-            raise DataError(
-                f"{path}: row {number} has more than {_MOST_LINE_BYTES >> 20} MiB; rows end at a line's end"
-            )
+            problem = f"{path}: row {number} has more than {_MOST_LINE_BYTES >> 20} MiB"
+            raise DataError(f"{problem}; rows end at a line's end")
         if line.strip():
             yield number, _parsed(line)
         elif (blank_bytes := blank_bytes + len(line)) > _MOST_BLANK_BYTES:
@@ -418,9 +414,8 @@ def _json_rows(path: Path) -> Iterator[NumberedRow]:
             "(jq -c '.[]') or .parquet, which are read row by row"
         ) from None
     except ValueError as error:
-        raise DataError(
-            f"{path}: not JSON, which holds one list (one object per line is .jsonl)", quoting=error
-        ) from None
+        problem = f"{path}: not JSON, which holds one list (one object per line is .jsonl)"
+        raise DataError(problem, quoting=error) from None
     if not isinstance(rows, list):
         raise DataError(f"{path}: holds one JSON {type(rows).__name__}; a list of rows is needed")
     yield from enumerate(rows, 1)
@@ -468,18 +463,14 @@ class RowProblems:
         if self.counts[kind] <= _NAMED_ROWS:
             self._rows.setdefault(kind, []).append(str(row) if value is None else f"{row} {quoted(value)}")
 
-    def lines(self) -> list[str]:
-        """Return a line for each kind of problem: in how many rows, and the first few."""
-        lines = []
+    def check(self, advice: str) -> None:
+        """Raise DataError, ending with `advice`, if any problem was noted: each in how many rows, and the first few."""
+        problems = []
         for kind, count in self.counts.items():
             named = ", ".join(self._rows[kind]) + (", ..." if count > _NAMED_ROWS else "")
-            lines.append(f"{kind} in {count} row{'s' * (count > 1)} ({named})")
-        return lines
-
-    def check(self, advice: str) -> None:
-        """Raise DataError, ending with `advice`, if any problem was noted."""
-        if self._rows:
-            raise DataError(f"{self.source}: {'; '.join(self.lines())}. {advice}")
+            problems.append(f"{kind} in {count} row{'s' * (count > 1)} ({named})")
+        if problems:
+            raise DataError(f"{self.source}: {'; '.join(problems)}. {advice}")
 
 
 def text_id(value: object) -> str | None:
@@ -508,15 +499,11 @@ def read_calls(folder: Path) -> Iterator[Row]:
     begun = set()
     for number, line in enumerate(lines, 1):
         row = _parsed(line)
-        if (
-            not isinstance(row, dict)
-            or not (isinstance(row.get("conversation"), str) and isinstance(row.get("call"), int))
-            or not row.keys() >= {*_CALL_FIELDS}
-        ):
+        is_whole = isinstance(row, dict) and row.keys() >= {*_CALL_FIELDS}
+        if not (is_whole and isinstance(row["conversation"], str) and isinstance(row["call"], int)):
             raise DataError(f"{file}, line {number} is no recorded call; was it edited?")
         if (of := (row["conversation"], row["call"])) in begun:
-            raise DataError(
-                f"{file}, line {number}: call {of[1]} of {of[0]} stands there twice; give each recording a folder"
-            )
+            problem = f"{file}, line {number}: call {of[1]} of {of[0]} stands there twice"
+            raise DataError(f"{problem}; give each recording a folder")
         begun.add(of)
         yield {name: row[name] for name in _CALL_FIELDS}

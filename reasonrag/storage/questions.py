@@ -179,14 +179,13 @@ def _named_questions(place: Path) -> set[str]:
 
 def _rows_of_folder(folder: Path) -> Iterator[NumberedRow]:
     """Yield a row with each question of a finished run or of an online training."""
-    columns = ("question",)
-    if files := sorted((folder / "rollouts").glob("step-*.parquet")):
-        for file in files:
-            for batch in read_batches(file, rollout_schema(), columns=columns):
-                yield from enumerate(batch.to_pylist(), 1)
-        return
-    read_run(folder)
-    yield from enumerate(read_shards(folder / "trees", "nodes", tree_schema(), columns=columns), 1)
+    columns, files = ("question",), sorted((folder / "rollouts").glob("step-*.parquet"))
+    for file in files:
+        for batch in read_batches(file, rollout_schema(), columns=columns):
+            yield from enumerate(batch.to_pylist(), 1)
+    if not files:
+        read_run(folder)
+        yield from enumerate(read_shards(folder / "trees", "nodes", tree_schema(), columns=columns), 1)
 
 
 def _file_name(path: Path) -> str:
@@ -198,10 +197,8 @@ def _file_name(path: Path) -> str:
 
 def _hub_rows(name: str, split: str | None) -> Iterator[NumberedRow]:
     if name not in KNOWN:
-        raise DataError(
-            f"data set {quoted(name)} is neither a file nor a known name; known: demo, {', '.join(KNOWN)}, "
-            f"or a path that ends in {', '.join(SUFFIXES)}"
-        )
+        known = f"demo, {', '.join(KNOWN)}, or a path that ends in {', '.join(SUFFIXES)}"
+        raise DataError(f"data set {quoted(name)} is neither a file nor a known name; known: {known}")
     split = split or KNOWN[name][0]
     if split not in KNOWN[name]:
         raise DataError(f"data set {name!r} has no split {quoted(split)}; it has {', '.join(KNOWN[name])}")
@@ -270,11 +267,9 @@ def _answers(value: object) -> tuple[str, ...]:
 
 
 def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
-    known = ("id", "question", "metadata", *_ANSWERS)
-    further = {key: value for key, value in row.items() if key not in known}
+    further = {key: value for key, value in row.items() if key not in ("id", "question", "metadata", *_ANSWERS)}
     metadata = row.get("metadata")
-    plain: dict[str, Any] = _plain({**further, **metadata} if isinstance(metadata, Mapping) else further)
-    return plain
+    return dict(_plain({**further, **metadata} if isinstance(metadata, Mapping) else further))
 
 
 def _plain(value: Any) -> Any:
@@ -311,9 +306,8 @@ def paragraph_corpus(questions: Iterable[Question]) -> list[Passage]:
                 corpus.setdefault(contents, Passage(passage_id(contents), contents))
                 with_paragraphs.add(question.dataset)
         except (AttributeError, KeyError, StopIteration, TypeError, ValueError):
-            raise DataError(
-                f"question {quoted(question.id)}: its context is in an unknown layout; give a corpus with --corpus"
-            ) from None
+            problem = f"question {quoted(question.id)}: its context is in an unknown layout"
+            raise DataError(f"{problem}; give a corpus with --corpus") from None
     if not corpus or datasets != with_paragraphs:
         names = ", ".join(sorted(datasets - with_paragraphs)) or "the data set"
         raise DataError(f"the questions of {names} carry no paragraphs to search in; give a corpus with --corpus")

@@ -61,6 +61,12 @@ def _both(name: str, kind: Any, meaning: str) -> tuple[tuple[str, Any, str], tup
     return (f"chosen_{name}", kind, meaning), (f"rejected_{name}", kind, f"as chosen_{name}")
 
 
+_QUESTION: tuple[tuple[str, Any, str], ...] = (
+    ("dataset", "string", "name of the data set or file"),
+    ("question_id", "string", "the question's id there"),
+    ("question", "string", "its text"),
+    ("golden_answers", ["string"], "gold answers; any of them is correct"),
+)
 message = Described(
     "One message of a chat, in the layout of TRL and of chat templates.",
     ("role", "string", "system | tools | user | assistant | call | tool"),
@@ -104,10 +110,7 @@ grade = Described(
 )
 tree_schema = Described(
     "One row per node. `spre` and `value` are null if unknown; node ids count from 0 within a question.",
-    ("dataset", "string", "name of the data set or file"),
-    ("question_id", "string", "the question's id there"),
-    ("question", "string", "its text"),
-    ("golden_answers", ["string"], "gold answers; any of them is correct"),
+    *_QUESTION,
     ("node_id", "int32", "within the question; 0 is the root"),
     ("parent_id", "int32", "-1 at the root"),
     ("depth", "int32", "steps from the root"),
@@ -181,10 +184,7 @@ trajectory_pair_schema = Described(
 )
 trajectory_schema = Described(
     "One row per attempt at a question, with its scores, prompts, texts and passages.",
-    ("dataset", "string", "name of the data set or file"),
-    ("question_id", "string", "the question's id there"),
-    ("question", "string", "its text"),
-    ("golden_answers", ["string"], "gold answers; any of them is correct"),
+    *_QUESTION,
     ("kind", "string", "type of question; empty if the data set has none"),
     ("hops", "int32", "searches that the question needs; null if unknown"),
     ("answer", "string", "null if the trajectory ended without one"),
@@ -211,8 +211,7 @@ trajectory_schema = Described(
 rollout_schema = Described(
     "One row per trajectory of online training, with the parts of its reward (`OUT/rollouts`).",
     ("step", "int32", "optimizer step of the rollout, from 1"),
-    ("dataset", "string", "name of the data set or file"),
-    ("question_id", "string", "the question's id there"),
+    *_QUESTION[:2],  # data set and id
     ("sample", "int32", "number within its group, from 0"),
     ("reward", "float64", "null without a verdict; `cause` says why"),
     ("advantage", "float64", "reward less the mean of its group, divided by its deviation; 0 without a reward"),
@@ -232,8 +231,7 @@ rollout_schema = Described(
 )
 plan_schema = Described(
     "One row per question with a reference plan (Search-P1, eq. 5).",
-    ("dataset", "string", "name of the data set or file"),
-    ("question_id", "string", "the question's id there"),
+    *_QUESTION[:2],  # data set and id
     ("planner", "string", "the plan in words"),
     ("steps", ["string"], "searches in order"),
     ("candidates", "int32", "trajectories that were sampled"),

@@ -42,16 +42,8 @@ from reasonrag.core.text import map_texts
 from reasonrag.core.types import as_finite
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import choose_threads, model_commit, model_files
-from reasonrag.storage.files import RUNS, read_json, require_json, save_charts, short_hash, write_json
-from reasonrag.storage.folder import (
-    Folder,
-    checksums,
-    damage,
-    describe,
-    first_usable,
-    versions,
-    write_config,
-)
+from reasonrag.storage.files import RUNS, damage, digests, read_json, require_json, save_charts, short_hash, write_json
+from reasonrag.storage.folder import Folder, describe, first_usable, versions, write_config
 from reasonrag.training.model import (
     MODEL_INIT,
     ModelSource,
@@ -159,7 +151,7 @@ def finished(out: Path) -> dict[str, Any] | None:
 
 def written_files(out: Path) -> dict[str, list[int | str]]:
     """Return size and SHA-256 of each file of the trained model, merged and not, by its path in the folder."""
-    return checksums(out, [*model_files(out), *model_files(out / MERGED)], sync=True)
+    return digests(out, [*model_files(out), *model_files(out / MERGED)], sync=True)
 
 
 def check_trained(out: Path) -> int:
@@ -226,7 +218,7 @@ def mark_complete(checkpoint: Path, *, seconds: float = 0.0) -> None:
     """
     # Hidden files are the unfinished ones of an attempt that was killed.
     paths = (path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("."))
-    files = checksums(checkpoint, (path for path in paths if path.name != _MARKER), sync=True)
+    files = digests(checkpoint, (path for path in paths if path.name != _MARKER), sync=True)
     marker = {"seconds": seconds, "files": files}
     write_json(checkpoint / _MARKER, {**marker, "checksum": short_hash(marker)}, indent=1)
 

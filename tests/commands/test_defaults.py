@@ -70,7 +70,7 @@ def test_in_an_empty_folder_without_gpu_and_hub_one_line_names_the_choices(comma
 def test_a_command_without_out_resumes_its_run_and_leaves_those_of_others_alone():
     def write(config, *, bound=True):
         out = RunFolder.unnamed("my set", config, {"questions": "q"})
-        with RunFolder.open(out, config, {"questions": "q"}) as run:
+        with RunFolder(out, config, {"questions": "q"}).open() as run:
             if bound:
                 run.bind()
         return str(out)

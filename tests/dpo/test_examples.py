@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_run(path, rewards=(0.9, 0.1)):
     config = load_config(preset="demo")
-    with RunFolder.open(path, config, {"questions": "toy"}) as folder:
+    with RunFolder(path, config, {"questions": "toy"}).open() as folder:
         writer = ShardWriter(path / "trees", "nodes", tree_schema(), shard_rows=1000, keep_empty=True)
         for number in range(QUESTIONS):
             for row in tree(number, rewards):

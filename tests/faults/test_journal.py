@@ -30,7 +30,7 @@ async def fill(journal: Journal) -> None:
         for key, question in KEYS.items():
             if question == f"d/q{number}":
                 reply = [{"text": f"reply {key} " + "word " * random.Random(key).randrange(40)}]
-                await journal.put_call(key, "policy", reply, question=question, prompt_tokens=40, completion_tokens=9)
+                await journal.put_call(key, "policy", reply, question=question, tokens=(40, 9))
         if number < QUESTIONS - 1:
             await journal.put_tree("d", f"q{number}", random.Random(number).randbytes(700))
     await journal.put_call("1f" * 16, "judge", ["of no question"])

@@ -29,7 +29,7 @@ IN_FLIGHT, STORED = 4, 40
 
 
 def begin(folder: Path) -> Any:
-    return RunFolder.open(folder, load_config(), {"questions": "q"})
+    return RunFolder(folder, load_config(), {"questions": "q"}).open()
 
 
 @pytest.mark.fault(

@@ -179,15 +179,15 @@ def test_a_hub_model_whose_branch_has_moved_is_another_one_if_both_commits_are_k
 
     begun, now = moved_to("a" * 40), moved_to("b" * 40)
     assert begun == {"policy_commit": "a" * 40} and model_commit(str(demo_folder())) is None
-    with RunFolder.open(tmp_path / "run", Config(), {"policy": "hf:org/tiny"}) as old:
+    with RunFolder(tmp_path / "run", Config(), {"policy": "hf:org/tiny"}).open() as old:
         old.bind()
     hashes = {old.config_hash}
     for content in (begun, {}, begun):  # an old run gets a commit, and keeps what its pairs are named by
-        with RunFolder.open(tmp_path / "run", Config(), {"policy": "hf:org/tiny", **content}) as run:
+        with RunFolder(tmp_path / "run", Config(), {"policy": "hf:org/tiny", **content}).open() as run:
             hashes.add(run.config_hash)
     assert len(hashes) == 1
     with (
         pytest.raises(RunError, match=r"content\.policy_commit: 'a{40}' there, 'b{40}' now"),
-        RunFolder.open(tmp_path / "run", Config(), {"policy": "hf:org/tiny", **now}),
+        RunFolder(tmp_path / "run", Config(), {"policy": "hf:org/tiny", **now}).open(),
     ):
         pass

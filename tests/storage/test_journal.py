@@ -161,7 +161,7 @@ def test_a_journal_of_another_version_is_refused_by_its_layout_and_stays_as_it_i
 def test_a_value_that_sqlite_refuses_fails_alone_and_the_journal_goes_on(journal):
     async def write():
         good = [journal.put_call(str(i), "policy", [i]) for i in range(5)]
-        bad = journal.put_call("bad", "policy", [], prompt_tokens=10**19)
+        bad = journal.put_call("bad", "policy", [], tokens=(10**19, None))
         return await asyncio.gather(*good[:3], bad, *good[3:], return_exceptions=True)
 
     results = asyncio.run(asyncio.wait_for(write(), 10))
@@ -209,7 +209,7 @@ def test_a_slot_is_free_again_once_the_reply_is_on_disk(journal):
 def test_a_reply_that_two_tasks_store_at_a_time_is_counted_once(journal):
     async def write():
         keys = [f"{number:032x}" for number in (*range(20), *range(10))]
-        await asyncio.gather(*(journal.put_call(key, "judge", key, completion_tokens=1) for key in keys))
+        await asyncio.gather(*(journal.put_call(key, "judge", key, tokens=(None, 1)) for key in keys))
 
     asyncio.run(write())
     assert journal.usage() == {"judge": Usage(20, 0, 20, 0)} and journal.call(f"{3:032x}") == f"{3:032x}"
