@@ -309,20 +309,16 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
                     stall_s=config.stall_s,
                 )
 
-    with lock(out.with_name(f".{out.name}.lock")), contextlib.closing(Journal(journal_path)) as journal:
-        try:
-            save_plans(out, event_loop.run(make(journal)))
-        except Interrupted:
-            return stop.print_resume_hint()
+    locked = lock(out.with_name(f".{out.name}.lock"))
+    with locked, contextlib.closing(Journal(journal_path)) as journal, stop.resumable():
+        save_plans(out, event_loop.run(make(journal)))
     rows = [("plans", f"{progress.written['plans']} of {progress.total} questions")]
-    for cause, count in sorted((progress.written + progress.causes).items()):
-        if cause != "plans":
-            rows.append((f"  without: {cause}", str(count)))
+    without = sorted((progress.written + progress.causes).items())
+    rows += [(f"  without: {cause}", str(count)) for cause, count in without if cause != "plans"]
     rows.append(("calls of this process", str(progress.calls)))
     table_console().print(Table("rl plan", ("", ""), rows).terminal())
     print(f"plans: {out}")
-    untried = progress.total - progress.done - progress.failed
-    return stop.print_missing(progress.causes, untried, most=config.run.max_failed * progress.total)
+    return stop.print_missing(progress.causes, progress.done, progress.total, max_failed=config.run.max_failed)
 
 
 @click.group(cls=Group)
