@@ -40,9 +40,14 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options that are asked for."""
-        rows = (_help_row(parameter, ctx) for parameter in self.get_params(ctx))
+        show_all, rows = ctx.meta.get("help_all", False), []
+        for option in map(copy.copy, self.get_params(ctx)):  # the command is shared by all calls in this process
+            if isinstance(option, click.Option):
+                option.hidden &= not show_all
+                if row := option.get_help_record(ctx):
+                    rows.append(row if show_all else (row[0], first_sentence(row[1])))
         with formatter.section("Options"):
-            formatter.write_dl(list(filter(None, rows)))
+            formatter.write_dl(rows)
 
 
 class Group(click.Group):
@@ -69,17 +74,6 @@ _HELP_ALL = click.Option(
     callback=_show_all,
     help="Show all options, with their whole descriptions.",
 )
-
-
-def _help_row(parameter: click.Parameter, ctx: click.Context) -> tuple[str, str] | None:
-    if not isinstance(parameter, click.Option):
-        return None
-    show_all = ctx.meta.get("help_all", False)
-    if show_all:
-        parameter = copy.copy(parameter)  # the command is shared by all calls in this process
-        parameter.hidden = False
-    row = parameter.get_help_record(ctx)
-    return row if row is None or show_all else (row[0], first_sentence(row[1]))
 
 
 def first_sentence(text: str) -> str:
