@@ -116,11 +116,14 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     intervals = {by: group_intervals(columns, of_by, seed=first.config.seed) for by, of_by in groups.items()}
     policies: dict[str, Metrics] = {result.name: {} for result in results}
     settings: dict[str, list[Metrics]] = {result.name: [] for result in results}
-    problems: dict[str, list[Metrics]] = {"incomplete": [], "unjudged": []}
+    incomplete: list[Metrics] = []
+    unjudged: list[Metrics] = []
+    failures: list[Metrics] = []
     for result, point, outcome in _points(results):
         name = outcome.setting.name
         settings[result.name].append({"name": name, **asdict(outcome.setting)})
-        metrics: Metrics = {"policy": result.name, "setting": name}
+        here = {"policy": result.name, "setting": name}
+        metrics: Metrics = {**here}
         for by, of_by in groups.items():
             metrics[by] = {}
             for group, members in of_by.items():
@@ -130,21 +133,31 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
                 }
                 if group:
                     metrics[by][group]["questions"] = len(members)
-        metrics |= metrics["by_kind"].pop("") | _counts(outcome)
+        scored, total = outcome.ends.total(), len(outcome.values)
+        metrics |= metrics["by_kind"].pop("") | {
+            "questions": {"total": total, "scored": scored, "not_tried": total - scored - len(outcome.failures)},
+            "failed": dict(sorted(Counter(outcome.failures.values()).items())),
+            "ends": dict(sorted(outcome.ends.items())),
+            "out_of_form": dict(sorted(outcome.out_of_form.items())),
+        }
         if result.judge:
             metrics["judged"] = _judged(result.judge["metrics"], outcome)
         policies[result.name][name] = metrics
-        for problem, rows in problems.items():
-            found = _missing(result, outcome) if problem == "incomplete" else _unjudged(result, outcome)
-            rows.extend({"policy": result.name, "setting": name, **row} for row in found)
+        if total - scored > result.config.run.max_failed * total:
+            incomplete.append(here | {"missing": total - scored, "causes": metrics["failed"]})
+        unjudged += [here | row for row in _unjudged(result, outcome)]
+        for index, cause in sorted(outcome.failures.items()):
+            question = {"dataset": questions[index].dataset, "question_id": questions[index].id}
+            failures.append(here | question | {"cause": cause})
     content = _content(results)
     return {
         **policies[first.name][first.outcomes[0].setting.name],
         "policies": policies,
         "settings": settings,
         "differences": _differences(results, intervals["by_kind"]),
-        **problems,
-        "failures": _failures(results, questions),
+        "incomplete": incomplete,
+        "unjudged": unjudged,
+        "failures": failures,
         "judge": first.judge,
         "dataset": sorted({question.dataset for question in questions}),
         "split": ", ".join(dict.fromkeys(splits.values())) or None,
@@ -157,17 +170,6 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         "calls": {result.name: result.calls for result in results},
         "versions": versions(),
     }
-
-
-def _failures(results: Sequence[PolicyResult], questions: Sequence[Question]) -> list[Metrics]:
-    """Return every question that failed, with policy, setting and cause."""
-    failures = []
-    for result, _, outcome in _points(results):
-        for index, cause in sorted(outcome.failures.items()):
-            question = questions[index]
-            attempt = {"policy": result.name, "setting": outcome.setting.name}
-            failures.append(attempt | {"dataset": question.dataset, "question_id": question.id, "cause": cause})
-    return failures
 
 
 def _points(results: Sequence[PolicyResult]) -> Iterator[tuple[PolicyResult, int, Outcome]]:
@@ -208,10 +210,7 @@ def _baseline(baseline: PolicyResult, result: PolicyResult, point: int) -> Outco
 
 def _column(outcome: Outcome, metric: Metric) -> Column | Ratio:
     """Return `[n]` values by question, numerators and denominators of a rate; None if the question has none."""
-    columns: list[list[Value]] = []
-    for name in metric.parts:
-        column = [values[name] if values else None for values in outcome.values]
-        columns.append(column)
+    columns = [[values[name] if values else None for values in outcome.values] for name in metric.parts]
     return columns[0] if metric.whole is None else Ratio(*columns)
 
 
@@ -230,17 +229,6 @@ def _groups(questions: Sequence[Question]) -> dict[str, dict[str, Sequence[int]]
     return {
         "by_kind": {"": range(len(questions)), **dict(named)},
         "by_dataset": {**by_dataset} if len(by_dataset) > 1 else {},
-    }
-
-
-def _counts(outcome: Outcome) -> Metrics:
-    """Return the counts of a setting."""
-    scored, total = outcome.ends.total(), len(outcome.values)
-    return {
-        "questions": {"total": total, "scored": scored, "not_tried": total - scored - len(outcome.failures)},
-        "failed": dict(sorted(Counter(outcome.failures.values()).items())),
-        "ends": dict(sorted(outcome.ends.items())),
-        "out_of_form": dict(sorted(outcome.out_of_form.items())),
     }
 
 
@@ -312,13 +300,6 @@ def _differences(results: Sequence[PolicyResult], intervals: Intervals) -> list[
     return rows
 
 
-def _missing(result: PolicyResult, outcome: Outcome) -> Iterator[Metrics]:
-    """Yield how many questions are missing at a setting, if they are more than `run.max_failed` allows."""
-    missing = len(outcome.values) - outcome.ends.total()
-    if missing > result.config.run.max_failed * len(outcome.values):
-        yield {"missing": missing, "causes": dict(sorted(Counter(outcome.failures.values()).items()))}
-
-
 def _unjudged(result: PolicyResult, outcome: Outcome) -> Iterator[Metrics]:
     """Yield the metrics for which more verdicts failed than `run.max_failed` allows: the known ones may be biased.
 
@@ -364,9 +345,7 @@ def asked_differently(policies: Mapping[str, Metrics]) -> Iterator[str]:
     # Names of models differ by intention; everything else is compared.
     baseline, usual = next(iter(policies.items()))
     for name, asked in policies.items():
-        changed = []
-        for key, value in asked.items():
-            if key != "policy" and value != usual[key]:
-                changed.append(f"{key}={value} ({baseline}: {usual[key]})")
+        changed = [key for key in asked if key != "policy" and asked[key] != usual[key]]
         if changed:
-            yield f"{name} is prompted differently from {baseline}: {', '.join(changed)}"
+            changes = ", ".join(f"{key}={asked[key]} ({baseline}: {usual[key]})" for key in changed)
+            yield f"{name} is prompted differently from {baseline}: {changes}"
