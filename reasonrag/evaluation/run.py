@@ -50,6 +50,7 @@ from reasonrag.pipeline.parts import (
     check,
     check_llm,
     commits,
+    contents,
     judge_service,
     open_engine,
     open_llm,
@@ -59,13 +60,12 @@ from reasonrag.pipeline.parts import (
 )
 from reasonrag.pipeline.tables import count_calls
 from reasonrag.pipeline.work import Count, Progress, work_through
-from reasonrag.retrieval.base import BatchedRetriever, Retriever
+from reasonrag.retrieval.base import BatchedRetriever
 from reasonrag.rewards.answers import check_outcome, open_outcome
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
 from reasonrag.storage.files import write_json
 from reasonrag.storage.folder import Folder, RunFolder
 from reasonrag.storage.parquet import Row, ShardWriter
-from reasonrag.storage.questions import questions_fingerprint
 from reasonrag.storage.tables import trajectory_schema
 
 _SHARD_ROWS = 2_000
@@ -150,7 +150,15 @@ class Evaluation:
         self._formats = {name: open_format(config) for name, config in configs.items()}
         if not differently:
             self._check_asked_alike()
-        self.questions, self.retriever = _open_shared(configs, questions)
+        # Differences are paired by question, and the seed decides which questions are sampled.
+        for name, config in configs.items():
+            if _shared_settings(config) != _shared_settings(first):
+                raise ConfigError(
+                    f"policies {next(iter(configs))} and {name} differ in seed, questions, corpus or outcome; give "
+                    "them the same"
+                )
+        self.questions = questions if questions is not None else open_questions(first)
+        self.retriever = open_retriever(first, self.questions)
         settings = [config for points in self.points.values() for _, config in points]
         self.progress = Progress(len(self.questions) * len(settings), part="steps")
         self.progress.planned = len(self.questions) * sum(map(_most_steps, settings))
@@ -236,13 +244,7 @@ class Evaluation:
     def _run_policy(self, runner: asyncio.Runner, name: str, show: Show | None) -> PolicyResult:
         config = self.points[name][0][1]
         llm = open_llm(config.policy, "policy")
-        content = {
-            "questions": questions_fingerprint(self.questions),
-            "corpus": self.retriever.fingerprint,
-            "prompts": self._formats[name].fingerprint,
-            "policy": llm.name,
-            **commits(policy=llm),
-        }
+        content = contents(self.questions, self.retriever, self._formats[name], llm) | commits(policy=llm)
         if self._scorer is not None:
             content["prm"] = self._scorer.name
         try:
@@ -372,23 +374,6 @@ async def choose(attempts: Sequence[Trajectory], rule: str, scorer: StepScorer |
     last = [[step for step in attempt.steps if step.asked][-1] for attempt in answered]
     values = await scorer.score([(step.prompt, step.completion) for step in last])
     return answered[values.index(max(values))]
-
-
-def _open_shared(configs: Mapping[str, Config], questions: list[Question] | None) -> tuple[list[Question], Retriever]:
-    """Open questions, unless they are given, and the retriever of the first policy.
-
-    Raises:
-        ConfigError: another policy has a different seed, different questions or another corpus.
-    """
-    (first_name, first), *others = configs.items()
-    # Differences are paired by question, and the seed decides which questions are sampled.
-    for name, config in others:
-        if _shared_settings(config) != _shared_settings(first):
-            raise ConfigError(
-                f"policies {first_name} and {name} differ in seed, questions, corpus or outcome; give them the same"
-            )
-    questions = questions if questions is not None else open_questions(first)
-    return questions, open_retriever(first, questions)
 
 
 def _shared_settings(config: Config) -> list[Any]:

@@ -146,13 +146,13 @@ class Build:
         self.parts = parts
         self.run_folder = run
         self.progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0))
-        self.policy = self.progress.open(parts.policy, run.journal, "policy", config.policy.concurrency)
+        policy = self.progress.open(parts.policy, run.journal, "policy", config.policy.concurrency)
         retriever = BatchedRetriever.of_run(parts.retriever, run.journal)
         judge = None
         if parts.judge is not None:
             judging = self.progress.open(parts.judge, run.journal, "judge", config.judge.concurrency)
             judge = judge_service(judging, config.judge, PromptSet.find(config.format.prompts))
-        engine = open_engine(config, self.policy, retriever, parts.format, parts.scorer)
+        engine = open_engine(config, policy, retriever, parts.format, parts.scorer)
         self.completing = engine
         if parts.completer is not None:
             completer = self.progress.open(parts.completer, run.journal, "completer")
@@ -241,15 +241,14 @@ class Build:
         """
         run, config, parts = self.run_folder, self.config, self.parts
         keys = {(question.dataset, question.id) for question in parts.questions}
-        failed = Counter[str]()
-        for dataset, question_id, cause, _ in run.journal.failures():
-            failed[cause] += (dataset, question_id) in keys
+        failures = run.journal.failures()
+        failed = Counter(cause for dataset, question_id, cause, _ in failures if (dataset, question_id) in keys)
         trees = export_trees(run, parts.questions, graded=self.graded)
         summary = {
             "questions": {
                 "total": len(parts.questions),
                 "finished": trees["questions"],
-                "failed": dict(sorted((+failed).items())),
+                "failed": dict(sorted(failed.items())),
             },
             "trees": trees,
             "pairs": export_pairs(run.path, config, policy=parts.policy.name, config_hash=run.config_hash),

@@ -111,13 +111,7 @@ def open_parts(
     retriever = retriever or open_retriever(config, questions)
     format = format or open_format(config)
     policy = policy or open_llm(config.policy, "policy")
-    # What a run is compared with when it goes on: other contents would mix rows of two runs.
-    content = {
-        "questions": questions_fingerprint(questions),
-        "corpus": retriever.fingerprint,
-        "prompts": format.fingerprint,
-        "policy": policy.name,
-    }
+    content = contents(questions, retriever, format, policy)
     judge = None
     if "judge" in (config.value.kind, config.outcome.name):
         judge = _open_judge_model(config, policy)
@@ -136,6 +130,16 @@ def open_parts(
         content["completer"] = completer.name
     content |= commits(policy=policy, judge=judge, completer=completer)
     return Parts(questions, retriever, format, policy, judge, content, scorer, completer, outcome)
+
+
+def contents(questions: list[Question], retriever: Retriever, format: Format, policy: LLM) -> dict[str, str]:
+    """Return what a run is compared with when it goes on: other contents would mix rows of two runs."""
+    return {
+        "questions": questions_fingerprint(questions),
+        "corpus": retriever.fingerprint,
+        "prompts": format.fingerprint,
+        "policy": policy.name,
+    }
 
 
 def open_step_scorer(config: Config, format: Format) -> StepScorer | None:
@@ -183,11 +187,8 @@ def open_llm(config: ModelConfig, role: Role) -> LLM:
 
 def commits(**models: LLM | None) -> dict[str, str]:
     """Return the commits of the models that are from the Hub: `{"policy_commit": ...}`."""
-    known = {}
-    for role, model in models.items():
-        if commit := getattr(model, "commit", None):
-            known[f"{role}{COMMIT}"] = commit
-    return known
+    known = {f"{role}{COMMIT}": getattr(model, "commit", None) for role, model in models.items()}
+    return {name: commit for name, commit in known.items() if commit}
 
 
 def check_llm(config: ModelConfig, role: Role) -> None:

@@ -26,6 +26,7 @@ from reasonrag.core.text import excerpt, quoted
 from reasonrag.evaluation.tables import differences_table, results_table
 from reasonrag.formats import open_format
 from reasonrag.llm.model_folder import model_checksum
+from reasonrag.pipeline.tables import PAIR_TABLES
 from reasonrag.publish.card import UNKNOWN, Yaml, fenced_yaml, merge_card, render
 from reasonrag.publish.hub import CARD, Upload, check_target, files_of
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
@@ -34,12 +35,11 @@ from reasonrag.storage.files import lock, naming, place, require_json, write_jso
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import read_batches, shard_paths
 from reasonrag.storage.questions import splits_of_names
-from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
+from reasonrag.storage.tables import tree_schema
 from reasonrag.training.run import MERGED, SUMMARY, check_trained, finished, without_places, written_files
 
 ALLOWED = (EMAIL, PATH)  # kinds of findings that a person may allow; secrets are not among them
 
-_PAIR_TABLES = {"step": pair_schema, "trajectory": trajectory_pair_schema}
 # Licences of questions, then of paragraphs (`data/README.md`). Wikipedia changed its licence from CC
 # BY-SA 3.0 to 4.0 in June 2023; these paragraphs are older.
 _LICENCES = {
@@ -220,7 +220,7 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
     """Copy the published files of a finished run into a folder, and verify the copy."""
     config, summary = read_run(run)
     level = mapping(summary, "pairs").get("level")
-    if level not in _PAIR_TABLES:
+    if level not in PAIR_TABLES:
         raise RunError(
             f"{run}: run.json does not name the level of its pairs; write them again with `reasonrag pairs {run}`"
         )
@@ -234,7 +234,7 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
     counts: Counter[tuple[str, str]] = Counter()  # by data set and split
     for split in files.keys() - {"nodes"}:
         for path in files[split]:
-            for batch in read_batches(path, _PAIR_TABLES[level](), columns=["dataset"]):
+            for batch in read_batches(path, PAIR_TABLES[level](), columns=["dataset"]):
                 counts.update((dataset or "unnamed", split) for dataset in batch.column("dataset").to_pylist())
     if not counts:
         raise DataError(
@@ -296,7 +296,7 @@ def _data_card(
         counts=[(name, counts[name, "train"], counts[name, "test"]) for name in names],
         config=config,
         summary=summary,
-        columns=_PAIR_TABLES[level].columns,
+        columns=PAIR_TABLES[level].columns,
         tree_columns=tree_schema.columns,
         settings=fenced_yaml(config.model_dump(mode="json", include={"search", "value", "pairs", "format"})),
         policy_kind=(config.policy.address.backend or BACKENDS["hf"]).description,
