@@ -48,7 +48,7 @@ class Attempts:
     label: str
     setting: str
     folder: Path
-    failures: Mapping[Question, str]
+    failures: dict[Question, str]
 
 
 def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
@@ -81,19 +81,15 @@ def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
 
 def _attempts_of(folder: Path, metrics: Mapping[str, Any]) -> list[Attempts]:
     """Return the policies and settings of an evaluation, in its order; `metrics` is the content of `metrics.json`."""
-    attempts = []
-    for policy, settings in metrics["policies"].items():
-        with reading(folder / _METRICS):
+    with reading(folder / _METRICS):
+        attempts = {}
+        for policy, setting, _ in points(metrics):
             if Path(policy).name != policy:
                 raise ValueError(f"policy {policy!r} is not the name of a folder")
-            failures: dict[str, dict[Question, str]] = {setting: {} for setting in settings}
-            for failure in metrics["failures"]:
-                if failure["policy"] == policy:
-                    failures[failure["setting"]][_question(failure)] = failure["cause"]
-        for setting in settings:
-            label = _label(metrics, policy, setting)
-            attempts.append(Attempts(label, setting, folder / policy, failures[setting]))
-    return attempts
+            attempts[policy, setting] = Attempts(_label(metrics, policy, setting), setting, folder / policy, {})
+        for failure in metrics["failures"]:
+            attempts[failure["policy"], failure["setting"]].failures[_question(failure)] = failure["cause"]
+        return list(attempts.values())
 
 
 def _label(metrics: Mapping[str, Any], policy: str, setting: str) -> str:
