@@ -155,7 +155,17 @@ def export_trl(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[st
     A step that ended its turn ends with the policy's own end-of-turn token. `tokenizer` is the folder or
     Hub name of a model with the policy's chat template; None: the policy of the run.
     """
-    return export_pairs(run, out, tool="trl", convert=partial(_as_texts, _chat_template(run, tokenizer)))
+    config, _ = read_run(run)
+    model = tokenizer or acting_policy(config.policy)[0]
+    if model is None:
+        raise ConfigError(
+            f"{run} does not name a model with a chat template for its prompts; add --tokenizer with a folder or a "
+            "Hub id"
+        )
+    path = model_path(model)
+    path = tokenizer_path(path, adapter_base(Path(path)) or path)
+    chat = ChatTemplate.load(path, template=config.policy.chat_template)
+    return export_pairs(run, out, tool="trl", convert=partial(_as_texts, chat))
 
 
 def _as_texts(chat: ChatTemplate, row: Row) -> Row:
@@ -170,19 +180,6 @@ def _as_texts(chat: ChatTemplate, row: Row) -> Row:
         end_token = str(chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn)) if step.end == "turn" else ""
         texts[name] = step.text + end_token
     return texts | {name: row.get(name) for name in _PROVENANCE}
-
-
-def _chat_template(run: Path, tokenizer: str | None) -> ChatTemplate:
-    config, _ = read_run(run)
-    model = tokenizer or acting_policy(config.policy)[0]
-    if model is None:
-        raise ConfigError(
-            f"{run} does not name a model with a chat template for its prompts; add --tokenizer with a folder or a "
-            "Hub id"
-        )
-    path = model_path(model)
-    path = tokenizer_path(path, adapter_base(Path(path)) or path)
-    return ChatTemplate.load(path, template=config.policy.chat_template)
 
 
 def description(file_name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from reasonrag.core.config import POLICY_CARD, Config, PolicyCard
 from reasonrag.core.errors import ConfigError, DataError, RunError
@@ -341,17 +341,13 @@ def _stage_policy(path: Path, folder: Path, options: PublishOptions) -> _Content
     _write_summary(training | {"files": written_files(folder)}, folder / SUMMARY)
     verify(folder).refuse_grave()
 
+    return _model_card(path, training, options)
+
+
+def _model_card(path: Path, training: Mapping[str, Any], options: PublishOptions) -> _Content:
+    """Return the card of a policy; `training` is the content of `training.json`."""
     measured = _measured(options.report, path) if options.report else None
-    kind: Literal["adapter", "full"] = "adapter" if (path / _ADAPTER).is_file() else "full"
-    facts = {"has_curves": (path / _CURVES).is_file(), "measured": measured}
-    data, body = _model_card(training, kind, options, facts)
-    return _Content(data, body, f"{kind} weights")
-
-
-def _model_card(
-    training: Mapping[str, Any], kind: Literal["adapter", "full"], options: PublishOptions, facts: Mapping[str, Any]
-) -> tuple[Yaml, str]:
-    """Return the YAML values and the text of the card of a policy; `training` is the content of `training.json`."""
+    kind = "adapter" if (path / _ADAPTER).is_file() else "full"
     licence = options.licence and options.licence.lower()
     model = mapping(training, "model")
     base, checksum = str(model.get("name") or UNKNOWN), str(model.get("checksum") or "")
@@ -378,9 +374,10 @@ def _model_card(
         data=fenced_yaml(trained_on),
         settings=fenced_yaml(mapping(training, "settings")),
         licence=licence,
-        **facts,
+        has_curves=(path / _CURVES).is_file(),
+        measured=measured,
     )
-    return data, body
+    return _Content(data, body, f"{kind} weights")
 
 
 def _place_model_file(source: Path, target: Path) -> None:
