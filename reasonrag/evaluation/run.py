@@ -49,7 +49,6 @@ from reasonrag.pipeline.parts import (
     as_served,
     check,
     check_llm,
-    commits,
     contents,
     judge_service,
     open_engine,
@@ -244,7 +243,7 @@ class Evaluation:
     def _run_policy(self, runner: asyncio.Runner, name: str, show: Show | None) -> PolicyResult:
         config = self.points[name][0][1]
         llm = open_llm(config.policy, "policy")
-        content = contents(self.questions, self.retriever, self._formats[name], llm) | commits(policy=llm)
+        content = contents(self.questions, self.retriever, self._formats[name], llm)
         if self._scorer is not None:
             content["prm"] = self._scorer.name
         try:
@@ -391,30 +390,24 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def sweep(
-    config: Config,
-    temperatures: Sequence[float] | None,
-    max_steps: Sequence[int] | None,
-    max_searches: Sequence[int] | None,
-    top_ks: Sequence[int] | None,
-    rules: Sequence[str] | None,
-) -> list[tuple[Setting, Config]]:
+def sweep(config: Config, *swept: Sequence[Any] | None) -> list[tuple[Setting, Config]]:
     """Return every combination with its configuration; settings that are not swept (None) stay as configured.
+
+    Args:
+        config: of the policy.
+        swept: temperatures, step limits, limits of the searches, passages per search, and rules of choice.
 
     Raises:
         ConfigError: a value is out of range.
     """
-    choice = config.choice
-    # The first point has the first value of everything: curves and differences start from it.
-    points = itertools.product(
-        temperatures or (config.policy.temperature,),
-        max_steps or (config.format.max_steps,),
-        max_searches or (config.format.max_searches,),
-        top_ks or (config.retrieval.top_k,),
-        (rules or (choice.rule,)) if choice.best_of > 1 else ("",),
-    )
+    choice, limits = config.choice, config.format
+    configured = (config.policy.temperature, limits.max_steps, limits.max_searches, config.retrieval.top_k, choice.rule)
+    values = [given or (value,) for given, value in zip(swept, configured, strict=True)]
+    if choice.best_of == 1:
+        values[-1] = ("",)
     configs = {}
-    for temperature, steps, searches, top_k, rule in points:
+    # The first point has the first value of everything: curves and differences start from it.
+    for temperature, steps, searches, top_k, rule in itertools.product(*values):
         candidates = f"_c{choice.candidates}" if choice.candidates > 1 else ""
         kept = f"_{rule}-of-{choice.best_of}" if rule else ""
         tree = config.model_dump(mode="json")

@@ -128,7 +128,7 @@ def open_parts(
     if config.completer.spec is not None:
         completer = open_llm(config.model_of("completer"), "completer")
         content["completer"] = completer.name
-    content |= commits(policy=policy, judge=judge, completer=completer)
+    content |= commits(judge=judge, completer=completer)
     return Parts(questions, retriever, format, policy, judge, content, scorer, completer, outcome)
 
 
@@ -139,6 +139,7 @@ def contents(questions: list[Question], retriever: Retriever, format: Format, po
         "corpus": retriever.fingerprint,
         "prompts": format.fingerprint,
         "policy": policy.name,
+        **commits(policy=policy),
     }
 
 
