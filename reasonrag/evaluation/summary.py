@@ -119,7 +119,7 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     incomplete: list[Metrics] = []
     unjudged: list[Metrics] = []
     failures: list[Metrics] = []
-    for result, point, outcome in _points(results):
+    for result, point, outcome, _ in _points(results):
         name = outcome.setting.name
         settings[result.name].append({"name": name, **asdict(outcome.setting)})
         here = {"policy": result.name, "setting": name}
@@ -172,11 +172,11 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     }
 
 
-def _points(results: Sequence[PolicyResult]) -> Iterator[tuple[PolicyResult, int, Outcome]]:
-    """Yield every policy at each of its settings, with the number of the setting."""
+def _points(results: Sequence[PolicyResult]) -> Iterator[tuple[PolicyResult, int, Outcome, Outcome | None]]:
+    """Yield every policy at each of its settings, with the number of the setting and the baseline to compare with."""
     for result in results:
         for point, outcome in enumerate(result.outcomes):
-            yield result, point, outcome
+            yield result, point, outcome, _baseline(results[0], result, point)
 
 
 def _computed(result: PolicyResult) -> list[Metric]:
@@ -187,8 +187,7 @@ def _computed(result: PolicyResult) -> list[Metric]:
 
 def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
     """Yield every column that needs an interval, `[n]` over the questions."""
-    for result, point, outcome in _points(results):
-        baseline = _baseline(results[0], result, point)
+    for result, point, outcome, baseline in _points(results):
         for metric in _computed(result):
             column = _column(outcome, metric)
             yield ("mean", result.name, point, metric.name), column
@@ -234,7 +233,7 @@ def _groups(questions: Sequence[Question]) -> dict[str, dict[str, Sequence[int]]
 
 def _lost_to_form(results: Sequence[PolicyResult]) -> Iterator[str]:
     """Yield a line for each policy and setting that loses points to the form of its replies."""
-    for result, _, outcome in _points(results):
+    for result, _, outcome, _ in _points(results):
         unread, scored = outcome.ends["no_answer"], outcome.ends.total()
         if max(unread, outcome.lost) > _MOST_LOST * scored:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.out_of_form.items()))
@@ -283,8 +282,7 @@ def _differences(results: Sequence[PolicyResult], intervals: Intervals) -> list[
     """Return the differences of all metrics; `p_adjusted` is adjusted for as many as have a value."""
     rows: list[Metrics] = []
     unknown = {"mean": None, "low": None, "high": None, "n": 0}
-    for result, point, outcome in _points(results):
-        baseline = _baseline(results[0], result, point)
+    for result, point, outcome, baseline in _points(results):
         for metric in _computed(result) if baseline is not None else ():
             key = ("difference", result.name, point, metric.name)
             by_group = {group: of_group[key] for group, of_group in intervals.items()}

@@ -235,9 +235,7 @@ def export_pairs(run: Path, config: Config, *, policy: str, config_hash: str) ->
     settings = config.pairs
     whole = settings.level == "trajectory"
     folder, schema = run / "pairs", PAIR_TABLES[settings.level]()
-    writers = {}
-    for split in _SPLITS:
-        writers[split] = ShardWriter(folder, split, schema, shard_rows=_PAIR_SHARD_ROWS)
+    writers = {split: ShardWriter(folder, split, schema, shard_rows=_PAIR_SHARD_ROWS) for split in _SPLITS}
     left_out = Counter[str]()
     nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=NODE_COLUMNS)
     # Questions of one text belong to one split, or the

@@ -23,6 +23,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +242,7 @@ def export_questions(run: Path, out: Path, *, tool: str = "verl", prompts: str |
             held_out = in_test_split((node["dataset"], node["question_id"]), config.pairs.test_share, repeated)
             question = Question(node["question_id"], node["question"], tuple(node["golden_answers"]), node["dataset"])
             questions["test" if held_out else "train"].append(question)
-    index = 0
+    numbers = count()
     with output(out, f"{tool}-export.json", "train.parquet", "test.parquet") as counts:
         for split in filter(questions.get, questions):
             rows = []
@@ -254,8 +255,7 @@ def export_questions(run: Path, out: Path, *, tool: str = "verl", prompts: str |
                     source, text = question.dataset if known else "nq", quotable(question.question)
                     ending = "" if text.endswith("?") else "?"
                     prompt = (Message("user", f"{instruction} Question: {text}{ending}\n"),)
-                rows.append(verl_row(question, source, prompt, split, index))
-                index += 1
+                rows.append(verl_row(question, source, prompt, split, next(numbers)))
             counts[split] = len(rows)
             write_parquet(out / f"{split}.parquet", rows, verl_schema())
     return counts

@@ -83,12 +83,8 @@ def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Fi
 
 
 def _patterns(places: Sequence[str]) -> Patterns:
-    folders, hosts = "", []
-    for place in places:
-        if place.startswith("/"):
-            folders += f"|{re.escape(place[1:])}"
-        else:
-            hosts.append((PATH, re.compile(rf"\b{re.escape(place)}\b")))
+    folders = "".join(f"|{re.escape(place[1:])}" for place in places if place.startswith("/"))
+    hosts = [(PATH, re.compile(rf"\b{re.escape(place)}\b")) for place in places if not place.startswith("/")]
     homes = [(PATH, re.compile(f"{_POSIX_PATH}{folders})")), (PATH, re.compile(_WINDOWS_PATH))]
     return [*homes, *hosts, (EMAIL, re.compile(_EMAIL))]
 
