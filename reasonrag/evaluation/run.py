@@ -68,11 +68,12 @@ from reasonrag.storage.parquet import Row, ShardWriter
 from reasonrag.storage.tables import trajectory_schema
 
 _SHARD_ROWS = 2_000
-_UNTRAINED = ("extractive",)
 
 # All points of a sweep share a folder and its journal: requests that differ have different keys there.
-SWEPT = ("policy.temperature", "format.max_steps", "format.max_searches", "retrieval.top_k")
-_CHOICE = ("choice.candidates", "choice.best_of", "choice.rule")
+_SWEPT = (
+    *("policy.temperature", "format.max_steps", "format.max_searches", "retrieval.top_k"),
+    *("choice.candidates", "choice.best_of", "choice.rule"),
+)
 # Settings of tree search, which no evaluation depends on.
 _TREE_SETTINGS = ("search.", "value.", "judge.", "pairs.", "outcome.")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?")  # Windows drops a last dot
@@ -176,7 +177,7 @@ class Evaluation:
         prompted, without_card = {}, []
         for name, points in self.points.items():
             config = points[0][1]
-            if config.policy.spec not in _UNTRAINED:
+            if config.policy.spec != "extractive":  # which is not trained
                 prompted[name] = how_asked(config, self._formats[name].fingerprint)
                 if not carried_settings(config.policy.carrier):
                     without_card.append(name)
@@ -225,10 +226,8 @@ class Evaluation:
         if (self.out / "journal.sqlite").exists():
             other = self.out / "eval"
             raise RunError(f"{self.out} is a run of build-tree; choose another folder for --out, such as {other}")
-        folder = Folder(self.out, "evaluation", ".lock")
-        folder.claim()
         # One loop for all policies: they share a retriever, whose connections belong to the loop.
-        with folder.locked(), event_loop.runner() as runner:
+        with Folder(self.out, "evaluation", ".lock").locked(), event_loop.runner() as runner:
             try:
                 name, points = next(iter(self.points.items()))
                 if self.judged:
@@ -246,13 +245,13 @@ class Evaluation:
         content = contents(self.questions, self.retriever, self._formats[name], llm)
         if self._scorer is not None:
             content["prm"] = self._scorer.name
+        varying = [*_SWEPT, *(setting for setting in identity(config) if setting.startswith(_TREE_SETTINGS))]
         try:
-            with RunFolder.open(self.out / name, config, content, varying=varying(config)) as folder:
+            with RunFolder.open(self.out / name, config, content, varying=varying) as folder:
                 self._folder = folder
                 if self._draining:
                     folder.journal.drain()
-                outcomes, judge = runner.run(self._run_settings(name, llm, folder, show))
-                return PolicyResult(name, config, content, outcomes, count_calls(folder.journal, config), judge)
+                return runner.run(self._run_settings(name, llm, folder, show))
         finally:
             self._folder = None
             self.progress.close()
@@ -260,11 +259,8 @@ class Evaluation:
             del llm
             release_memory()
 
-    async def _run_settings(
-        self, name: str, llm: LLM, folder: RunFolder, show: Show | None
-    ) -> tuple[list[Outcome], dict[str, Any] | None]:
-        """Return the outcomes at all settings, and the judge's entry in `metrics.json`."""
-        config, format = self.points[name][0][1], self._formats[name]
+    async def _run_settings(self, name: str, llm: LLM, folder: RunFolder, show: Show | None) -> PolicyResult:
+        config, format = folder.config, self._formats[name]
         policy = self.progress.open(llm, folder.journal, "policy", config.policy.concurrency)
         judge = None
         if self._judge is not None:
@@ -279,11 +275,12 @@ class Evaluation:
             await check(parts, begun=folder.begun, wait_s=config.run.wait_s)
             folder.bind()
             outcomes = []
-            for setting, config in self.points[name]:
+            for setting, at_setting in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"
-                engine = open_engine(config, policy, retriever, format, self._scorer)
-                outcomes.append(await self._run_setting(setting, config, engine, examiner, folder))
-            return outcomes, examiner.describe() if judge or outcome else None
+                engine = open_engine(at_setting, policy, retriever, format, self._scorer)
+                outcomes.append(await self._run_setting(setting, at_setting, engine, examiner, folder))
+        judged = examiner.describe() if judge or outcome else None
+        return PolicyResult(name, config, folder.content, outcomes, count_calls(folder.journal, config), judged)
 
     async def _run_setting(
         self,
@@ -417,11 +414,6 @@ def sweep(config: Config, *swept: Sequence[Any] | None) -> list[tuple[Setting, C
         tree["retrieval"]["top_k"] = top_k
         configs[Setting(temperature, steps, top_k, candidates + kept, searches)] = validate(Config, tree)
     return list(configs.items())
-
-
-def varying(config: Config) -> list[str]:
-    """Return the settings that may differ within the folder of one policy."""
-    return [*SWEPT, *_CHOICE, *(name for name in identity(config) if name.startswith(_TREE_SETTINGS))]
 
 
 def folder_name(text: str) -> str:

@@ -91,7 +91,7 @@ class PolicyResult:
 
     name: str
     config: Config
-    content: dict[str, str]
+    content: Mapping[str, str]
     outcomes: list[Outcome]
     calls: dict[str, Any]  # all calls in the policy's folder, over all processes
     judge: dict[str, Any] | None = None  # model, prompts and metrics of the judge
