@@ -26,8 +26,7 @@ PATH = click.Path(path_type=Path)
 @cache
 def table() -> dict[str, Any]:
     """Return `options.json`: flags by model and setting, presets by model."""
-    found: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return found
+    return dict(json.loads(TABLE.read_text(encoding="utf-8")))
 
 
 class Command(click.Command):
@@ -131,8 +130,7 @@ def settings(model: str, *keys: str, show_keys: bool = True) -> Callable[[F], F]
 
 def flag_help(model: str, key: str) -> str:
     """Return the help text of a setting's flag, for an option that takes the same value in another way."""
-    text: str = table()["flags"][model][key]["help"]
-    return text
+    return str(table()["flags"][model][key]["help"])
 
 
 def out(help: str, *, required: bool = True) -> Callable[[F], F]:

@@ -70,7 +70,10 @@ def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Fi
         files: relative to it.
         places: see `places_of`.
     """
-    patterns = _patterns(places)
+    folders = "".join(f"|{re.escape(place[1:])}" for place in places if place.startswith("/"))
+    hosts = [(PATH, re.compile(rf"\b{re.escape(place)}\b")) for place in places if not place.startswith("/")]
+    homes = [(PATH, re.compile(f"{_POSIX_PATH}{folders})")), (PATH, re.compile(_WINDOWS_PATH))]
+    patterns = [*homes, *hosts, (EMAIL, re.compile(_EMAIL))]
     rows: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for file in sorted(files):
         search = _search_table if file.endswith(".parquet") else _search_text
@@ -80,13 +83,6 @@ def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Fi
     for (file, column, kind, what), positions in rows.items():
         findings.append(Finding(file, column, positions[0], kind, what, len(positions)))
     return findings
-
-
-def _patterns(places: Sequence[str]) -> Patterns:
-    folders = "".join(f"|{re.escape(place[1:])}" for place in places if place.startswith("/"))
-    hosts = [(PATH, re.compile(rf"\b{re.escape(place)}\b")) for place in places if not place.startswith("/")]
-    homes = [(PATH, re.compile(f"{_POSIX_PATH}{folders})")), (PATH, re.compile(_WINDOWS_PATH))]
-    return [*homes, *hosts, (EMAIL, re.compile(_EMAIL))]
 
 
 def _search_text(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str]]:
