@@ -33,9 +33,8 @@ _MOST_PASSAGES = 1000
 
 
 # How an index is searched: the fields of `RetrievalConfig`, by their own names.
-_RETRIEVAL = ("kind", "encoder", "device", "gpu")
 _open_options = together(
-    settings("Config", *(f"retrieval.{name}" for name in _RETRIEVAL), show_keys=False),
+    settings("Config", "retrieval.kind", "retrieval.encoder", "retrieval.device", "retrieval.gpu", show_keys=False),
     click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),
 )
 _RARE = ("passages.strict", "passages.max_words", "bm25", "encoder.dtype", "encoder.batch_size", "encoder.device")

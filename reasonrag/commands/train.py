@@ -525,9 +525,8 @@ def _questions_of(policy: Path, tree: Tree, log: Callable[[str], None]) -> dict[
     # One place to search, not two: `--index` of this command replaces the corpus of that run.
     retrieval = tree.get("retrieval") or {}
     if not any(retrieval.get(name) for name in ("kind", "corpus", "index", "url")):
-        for name, value in config.retrieval.model_dump(exclude_unset=True).items():
-            if name not in retrieval:
-                chosen[f"retrieval.{name}"] = value
+        searched = config.retrieval.model_dump(exclude_unset=True, exclude=set(retrieval))
+        chosen |= {f"retrieval.{name}": value for name, value in searched.items()}
     return chosen
 
 

@@ -145,7 +145,7 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         policies[result.name][name] = metrics
         if total - scored > result.config.run.max_failed * total:
             incomplete.append(here | {"missing": total - scored, "causes": metrics["failed"]})
-        unjudged += [here | row for row in _unjudged(result, outcome)]
+        unjudged += [here | row for row in _unjudged(result, outcome, metrics.get("judged", {}))]
         for index, cause in sorted(outcome.failures.items()):
             question = {"dataset": questions[index].dataset, "question_id": questions[index].id}
             failures.append(here | question | {"cause": cause})
@@ -264,18 +264,14 @@ def _judged(metrics: Sequence[str], outcome: Outcome) -> Metrics:
             if steps is not None:
                 known += steps.known
                 unknown += steps.unknown
-        counts[metric] = {"known": known, "unknown": unknown, "failed": _causes(outcome, metric)}
+        # Failures of the judge, or of the policy when it was asked without a search, by cause.
+        failed = {}
+        for name, count in sorted(outcome.asked.items()):
+            detector, _, cause = name.partition(".")
+            if detector == COUNTED_AS[metric] and count and cause not in ("asked", "unknown", "silent"):
+                failed[cause] = count
+        counts[metric] = {"known": known, "unknown": unknown, "failed": failed}
     return {**counts, "regenerated": outcome.asked["regenerated"]}
-
-
-def _causes(outcome: Outcome, metric: str) -> dict[str, int]:
-    """Count failures of the judge, or of the policy when it was asked without a search, by cause."""
-    causes = {}
-    for name, count in sorted(outcome.asked.items()):
-        detector, _, cause = name.partition(".")
-        if detector == COUNTED_AS[metric] and count and cause not in ("asked", "unknown", "silent"):
-            causes[cause] = count
-    return causes
 
 
 def _differences(results: Sequence[PolicyResult], intervals: Intervals) -> list[Metrics]:
@@ -298,14 +294,14 @@ def _differences(results: Sequence[PolicyResult], intervals: Intervals) -> list[
     return rows
 
 
-def _unjudged(result: PolicyResult, outcome: Outcome) -> Iterator[Metrics]:
+def _unjudged(result: PolicyResult, outcome: Outcome, judged: Metrics) -> Iterator[Metrics]:
     """Yield the metrics for which more verdicts failed than `run.max_failed` allows: the known ones may be biased.
 
     It is a share of the verdicts, or of the questions if few
     have a verdict: one failure of nine is not an outage.
     """
     for metric in result.judge["metrics"] if result.judge else ():
-        failed = sum(_causes(outcome, metric).values())
+        failed = sum(judged[metric]["failed"].values())
         asked = outcome.asked[f"{COUNTED_AS[metric]}.asked"]
         if failed > result.config.run.max_failed * max(asked, len(outcome.values)):
             yield {"metric": metric, "failed": failed, "asked": asked}
