@@ -266,11 +266,9 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.commands.console import Stop, error_console, log_plainly, table_console
     from reasonrag.core import event_loop
     from reasonrag.core.table import Table
-    from reasonrag.formats import PromptSet
     from reasonrag.online_rl.reference_plans import make_plans, save_plans
-    from reasonrag.pipeline.parts import as_served, check, judge_service, open_engine, open_parts
+    from reasonrag.pipeline.parts import as_served, check, open_engine, open_parts
     from reasonrag.pipeline.work import Progress
-    from reasonrag.retrieval.base import BatchedRetriever
     from reasonrag.storage.files import lock
     from reasonrag.storage.journal import Journal
 
@@ -289,10 +287,8 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     # before it is used. So the same command resumes after a kill, and
     # other candidates or questions cost their new calls alone.
     async def make(journal: Journal) -> list[dict[str, Any]]:
-        policy = progress.open(parts.policy, journal, "policy")
-        assert parts.judge is not None  # value.kind is judge
-        judge = progress.open(parts.judge, journal, "judge")
-        retriever = BatchedRetriever.of_run(parts.retriever, journal)
+        policy, judge, retriever = parts.journaled(progress, journal, config)
+        assert judge is not None  # value.kind is judge
         engine = open_engine(config, policy, retriever, parts.format)
         async with contextlib.aclosing(parts):
             await check(parts, begun=has_begun, wait_s=config.run.wait_s)
@@ -300,7 +296,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
                 return await make_plans(
                     parts.questions,
                     engine,
-                    judge_service(judge, config.judge, PromptSet.find(config.format.prompts)),
+                    judge,
                     journal,
                     progress,
                     settings=planning,

@@ -50,7 +50,6 @@ from reasonrag.pipeline.parts import (
     check,
     check_llm,
     contents,
-    judge_service,
     open_engine,
     open_llm,
     open_questions,
@@ -59,7 +58,6 @@ from reasonrag.pipeline.parts import (
 )
 from reasonrag.pipeline.tables import count_calls
 from reasonrag.pipeline.work import Count, Progress, work_through
-from reasonrag.retrieval.base import BatchedRetriever
 from reasonrag.rewards.answers import check_outcome, open_outcome
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
 from reasonrag.storage.files import write_json
@@ -261,17 +259,12 @@ class Evaluation:
 
     async def _run_settings(self, name: str, llm: LLM, folder: RunFolder, show: Show | None) -> PolicyResult:
         config, format = folder.config, self._formats[name]
-        policy = self.progress.open(llm, folder.journal, "policy", config.policy.concurrency)
-        judge = None
-        if self._judge is not None:
-            # The judge's replies go to the journal of the policy that they are about.
-            journaled = self.progress.open(self._judge, folder.journal, "judge", config.judge.concurrency)
-            judge = judge_service(journaled, config.judge, PromptSet.find(config.format.prompts))
+        # The judge's replies go to the journal of the policy that they are about.
+        parts = Parts(self.questions, self.retriever, format, llm, self._judge, {})
+        policy, judge, retriever = parts.journaled(self.progress, folder.journal, config)
         outcome = open_outcome(config.outcome, judge) if self.graded else None
         examiner = Examiner(judge, policy, self.judged, outcome)
-        retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
         async with show(self) if show else contextlib.nullcontext():
-            parts = Parts(self.questions, self.retriever, format, llm, self._judge, {})
             await check(parts, begun=folder.begun, wait_s=config.run.wait_s)
             folder.bind()
             outcomes = []

@@ -32,11 +32,13 @@ from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.chat_template import check_chat_template
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.model_folder import adapter_base
-from reasonrag.retrieval.base import Retriever
+from reasonrag.pipeline.work import Progress
+from reasonrag.retrieval.base import BatchedRetriever, Retriever
 from reasonrag.retrieval.open import open_index
 from reasonrag.rewards.answers import check_outcome
 from reasonrag.rollout import Engine, FirstSteps, callable_in_notebooks
 from reasonrag.storage.folder import RunFolder
+from reasonrag.storage.journal import Journal
 from reasonrag.storage.questions import (
     leave_out,
     load_questions,
@@ -73,6 +75,17 @@ class Parts:
     scorer: StepScorer | None = None
     completer: LLM | None = None  # None if the policy completes its trajectories itself
     outcome: Any = None  # a function or an `Outcome` of yours; None opens that of the configuration
+
+    def journaled(
+        self, progress: Progress, journal: Journal, config: Config
+    ) -> tuple[JournaledLLM, JudgeService | None, Retriever]:
+        """Return policy, judge and retriever with their replies in a journal, and their calls counted."""
+        policy = progress.open(self.policy, journal, "policy", config.policy.concurrency)
+        judge = None
+        if self.judge is not None:
+            judging = progress.open(self.judge, journal, "judge", config.judge.concurrency)
+            judge = judge_service(judging, config.judge, PromptSet.find(config.format.prompts))
+        return policy, judge, BatchedRetriever.of_run(self.retriever, journal)
 
     async def aclose(self) -> None:
         for part in (self.policy, self.judge, self.completer, self.retriever, self.scorer):
