@@ -140,8 +140,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     with RunFolder.open(out or run, config, summary["content"]) as folder:
         if out is not None:
             link_trees(out, [run])
-        names = {"policy": summary["policy"], "config_hash": folder.config_hash}
-        summary["pairs"] = export_pairs(folder.path, config, **names)
+        summary["pairs"] = export_pairs(folder.path, config, policy=summary["policy"], config_hash=folder.config_hash)
         write_json(folder.path / "run.json", summary)
     _print_summary(summary, folder.path / "pairs")
 

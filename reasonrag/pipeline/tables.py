@@ -357,8 +357,7 @@ def finish_shard(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]
         for name in ("questions", "calls", "seconds"):
             whole[name] = _total([counted[name] for counted in summaries])
         whole["seconds"] = round(whole["seconds"], 3)
-        names = {"policy": whole["policy"], "config_hash": whole["config_hash"]}
-        whole["pairs"] = export_pairs(run.path, run.config, **names)
+        whole["pairs"] = export_pairs(run.path, run.config, policy=whole["policy"], config_hash=whole["config_hash"])
         write_json(run.path / "run.json", whole)
         return whole
 
