@@ -142,9 +142,8 @@ class Evaluation:
         self.out = out
         self.rules = rules
         # Settings of two policies are paired by their place in these lists.
-        self.points: dict[str, list[tuple[Setting, Config]]] = {}
-        for name, config in configs.items():
-            self.points[name] = sweep(config, temperatures, max_steps, max_searches, top_ks, choose)
+        swept = (temperatures, max_steps, max_searches, top_ks, choose)
+        self.points = {name: sweep(config, *swept) for name, config in configs.items()}
         self._formats = {name: open_format(config) for name, config in configs.items()}
         if not differently:
             self._check_asked_alike()

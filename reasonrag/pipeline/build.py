@@ -18,14 +18,7 @@ from reasonrag.dpo.pairs import rivals_of
 from reasonrag.formats import open_format
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.mcts.search import Evaluator, Origin, Tree, TreeSearch, graft
-from reasonrag.pipeline.parts import (
-    Parts,
-    as_served,
-    check,
-    open_engine,
-    open_parts,
-    open_questions,
-)
+from reasonrag.pipeline.parts import Parts, as_served, check, open_engine, open_parts, open_questions
 from reasonrag.pipeline.tables import count_calls, export_pairs, export_trees, finish_shard, rules_of, tree_rows
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.rewards.answers import graded, open_outcome
