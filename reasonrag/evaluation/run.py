@@ -304,10 +304,8 @@ class Evaluation:
             # Algorithm 1: search and read until the answer;
             # several times if one of the attempts is to be chosen.
             seed = derive_seed(config.seed, question.dataset, question.id)
-            best_of = config.choice.best_of
-            seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, best_of))]
-            starts = [Trajectory(question)] * best_of
-            trajectories = await engine.run(starts, seeds=seeds, completed=count)
+            seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, config.choice.best_of))]
+            trajectories = await engine.run([Trajectory(question)] * len(seeds), seeds=seeds, completed=count)
             trajectory = await choose(trajectories, config.choice.rule, self._scorer)
             reading = engine.format.read(trajectory)
             verdicts = await examiner.examine(trajectory, reading, outcome.asked)
