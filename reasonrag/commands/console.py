@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from reasonrag.core.errors import ConfigError, check_limits
+from reasonrag.core.errors import ConfigError, Interrupted, check_limits
 from reasonrag.core.event_loop import draining
 from reasonrag.core.text import duration, excerpt, one_line, printable
 
@@ -242,14 +242,19 @@ class Stop:
                 if not self.console.is_terminal:
                     display.print_progress()
 
-    def print_resume_hint(self) -> int:
-        """Print how to resume after a stop; return the exit code."""
-        self.console.print(f"stopped; all finished work is kept. Resume with:\n  {this_command()}")
-        return 128 + self.number
+    @contextlib.contextmanager
+    def resumable(self) -> Iterator[None]:
+        """End the process if the body is interrupted, after printing how to resume it."""
+        try:
+            yield
+        except Interrupted as stopped:
+            self.console.print(f"stopped; all finished work is kept. Resume with:\n  {this_command()}")
+            sys.exit(128 + (self.number or stopped.number))
 
-    def print_missing(self, causes: Mapping[str, int], untried: int, *, most: float) -> int:
-        """Print how many questions have no result, by cause; return the exit code, 1 for more than `most`."""
-        failed = sum(causes.values())
-        if failed or untried:
-            self.console.print(printable(f"{failed} questions failed, {untried} were not tried{what_to_do(causes)}"))
-        return int(failed + untried > most)
+    def print_missing(self, causes: Mapping[str, int], finished: int, total: int, *, max_failed: float) -> int:
+        """Print how many questions have no result, by cause; return 1 if more than the share `max_failed` has none."""
+        failed, missing = sum(causes.values()), total - finished
+        if missing:
+            untried = f"{missing - failed} were not tried"
+            self.console.print(printable(f"{failed} questions failed, {untried}{what_to_do(causes)}"))
+        return int(missing > max_failed * total)

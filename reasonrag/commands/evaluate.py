@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,11 @@ from reasonrag.commands.options import (
     settings,
     sources,
 )
-from reasonrag.core.errors import ConfigError, Interrupted
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import printable, redact
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
-    from reasonrag.evaluation.run import Evaluation
 
 # NAME=SPEC#MODEL. A name has no ":" and no "/", so the "=" in the query of a URL does not end one.
 _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
@@ -126,7 +124,7 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
 
     If the evaluation is killed or stopped, the same command resumes it.
     """
-    from reasonrag.commands.console import log_plainly, open_tracker
+    from reasonrag.commands.console import Stop, error_console, log_plainly, open_tracker
     from reasonrag.storage.files import require_json
     from reasonrag.storage.folder import finished, mark_finished
 
@@ -136,39 +134,29 @@ def evaluate(policies: tuple[str, ...], out: Path, **given: Any) -> None:
     if compared["choose"]:
         choices["overrides"]["choice.rule"] = compared["choose"][0]
     configs = policy_configs(policies, choices, by_name)
+    first = next(iter(configs.values()))
     if compared["temperatures"] is None:  # greedy, unless --set gives a temperature
-        first = next(iter(configs.values())).policy
-        compared["temperatures"] = (first.temperature if "policy.temperature" in choices["overrides"] else 0.0,)
-    compared["judged"] = judged_metrics(compared["judged"], choices["overrides"], next(iter(configs.values())))
+        compared["temperatures"] = (first.policy.temperature if "policy.temperature" in choices["overrides"] else 0.0,)
+    compared["judged"] = judged_metrics(compared["judged"], choices["overrides"], first)
     log_plainly()
     command = ["eval", compared, *configs, *configs.values()]
     if finished(out, *command):
-        sys.exit(_print(require_json(out / "metrics.json"), out))
+        sys.exit(print_results(require_json(out / "metrics.json"), out))
     from reasonrag.evaluation.run import Evaluation
 
-    track = open_tracker(next(iter(configs.values())).run.report_to)
-    exit_code = _run(partial(Evaluation, configs, out, **compared), track)
+    track = open_tracker(first.run.report_to)
+    stop = Stop(error_console())
+    with stop.resumable():
+        results = Evaluation(configs, out, **compared).run(lambda work: stop.show(work.progress, work.drain))
+    track(out, results["policies"])
+    exit_code = print_results(results, out)
     # The same command tries failed questions and verdicts again.
     if not exit_code and '"failed": {\n' not in (out / "metrics.json").read_text("utf-8"):
         mark_finished(out, *command)
     sys.exit(exit_code)
 
 
-def _run(evaluation_of: Callable[[], Evaluation], track: Callable[[Path, Mapping[str, Any]], None]) -> int:
-    """Run the evaluation, print its results and `track` them; return the exit code."""
-    from reasonrag.commands.console import Stop, error_console
-
-    stop = Stop(error_console())
-    try:
-        evaluation = evaluation_of()
-        results = evaluation.run(lambda work: stop.show(work.progress, work.drain))
-    except Interrupted:
-        return stop.print_resume_hint()
-    track(evaluation.out, results["policies"])
-    return _print(results, evaluation.out)
-
-
-def _print(results: Mapping[str, Any], out: Path) -> int:
+def print_results(results: Mapping[str, Any], out: Path) -> int:
     """Print the content of `metrics.json`; return the exit code."""
     from reasonrag.commands.console import error_console, table_console, what_to_do
     from reasonrag.evaluation.tables import summary_table

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from reasonrag.commands.options import DRY_RUN, command, configuration, out, rare, settings, sources
-from reasonrag.core.errors import Interrupted
 from reasonrag.core.text import printable
 
 
@@ -68,11 +66,8 @@ def improve(out: Path, train: str, dry_run: bool, **given: Any) -> None:
             click.echo(printable(dump(improvement.settings) + "\n" + improvement.bound()))
             return
         stop, track = Stop(error_console()), open_tracker(config.run.report_to)
-        try:
+        with stop.resumable():
             summary = improvement.run(lambda work: stop.show(work.progress, work.drain))
-        except Interrupted as stopped:
-            stop.number = stop.number or stopped.number
-            sys.exit(stop.print_resume_hint())
         track(out, {f"round {row['round']}": row for row in summary["rounds"]})
         mark_finished(out, *command)
     page = (out / "improve.md").read_text(encoding="utf-8").splitlines()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,16 +27,14 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import printable
 
 if TYPE_CHECKING:
-    from reasonrag.core.config import RetrievalConfig
     from reasonrag.retrieval.base import Retriever
 
 _MOST_PASSAGES = 1000
 
 
 # How an index is searched: the fields of `RetrievalConfig`, by their own names.
-_RETRIEVAL = ("kind", "encoder", "device", "gpu")
 _open_options = together(
-    settings("Config", *(f"retrieval.{name}" for name in _RETRIEVAL), show_keys=False),
+    settings("Config", "retrieval.kind", "retrieval.encoder", "retrieval.device", "retrieval.gpu", show_keys=False),
     click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),
 )
 _RARE = ("passages.strict", "passages.max_words", "bm25", "encoder.dtype", "encoder.batch_size", "encoder.device")
@@ -94,7 +91,7 @@ def build(out: Path, **given: Any) -> None:
 @_open_options
 @settings("ServeSettings", "port", "top_k")
 @click.argument("folder", type=PATH)
-def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
+def serve(folder: Path, **given: Any) -> None:
     """Serve an index over HTTP. It answers Search-R1's POST /retrieve, /health and /metrics.
 
     \b
@@ -109,7 +106,7 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
     from reasonrag.commands.console import log_plainly
     from reasonrag.core.settings import validate
     from reasonrag.retrieval.index import IndexFolder
-    from reasonrag.retrieval.open import kinds, open_index
+    from reasonrag.retrieval.open import kinds
     from reasonrag.retrieval.server import ServeSettings
     from reasonrag.retrieval.server import serve as serve_until_stopped
 
@@ -119,7 +116,7 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
     passages = parts.need("passages").counts["passages"]
     # The first line of the log names the index before it is opened, which may take minutes.
     kind = given.get("kind") or kinds(parts)[0]
-    retriever = open_index(_retrieval(folder, given), trust_remote_code=trust_remote_code)
+    retriever = _open_index(folder, **given)
     sys.exit(serve_until_stopped(retriever, serving, about=f"{passages:,} passages, {kind}"))
 
 
@@ -136,15 +133,7 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
     help="How many passages of a search count; one or several values of k.",
 )
 @click.argument("address", metavar="DIR|URL")
-def recall(
-    address: str,
-    trust_remote_code: bool,
-    dataset: str | None,
-    split: str | None,
-    limit: int | None,
-    cutoffs: tuple[int, ...],
-    **given: Any,
-) -> None:
+def recall(address: str, cutoffs: tuple[int, ...], limit: int | None, **given: Any) -> None:
     """Measure how often a search finds gold passages.
 
     any-gold@k: any of them is among the first k; all-gold@k: all are. Prints JSON with a 95 % interval
@@ -160,23 +149,22 @@ def recall(
     from reasonrag.core.config import load_config
     from reasonrag.pipeline.parts import open_questions
     from reasonrag.retrieval.measure import gold_recall, with_gold_ids
-    from reasonrag.retrieval.open import open_index
     from reasonrag.retrieval.remote import RemoteRetriever
     from reasonrag.storage.questions import sample_questions
 
     log_plainly()
     if min(cutoffs) < 1 or max(cutoffs) > _MOST_PASSAGES:
         raise ConfigError(f"--k takes numbers from 1 to {_MOST_PASSAGES}, for example 5,10")
-    loaded = open_questions(load_config(overrides={"questions.dataset": dataset, "questions.split": split}))
+    sample = {f"questions.{name}": given.pop(name) for name in ("dataset", "split")}
+    loaded = open_questions(load_config(overrides=sample))
     questions = with_gold_ids(loaded)
     retriever: Retriever
     if re.match("https?://", address, re.IGNORECASE):
-        if trust_remote_code or given_settings(given):
+        if given.pop("trust_remote_code") or given_settings(given):
             raise ConfigError("a server decides itself how it searches; omit the options of the index")
         retriever = RemoteRetriever(address)
     else:
-        retriever = open_index(_retrieval(Path(address), given), trust_remote_code=trust_remote_code)
-
+        retriever = _open_index(Path(address), **given)
     measured = sample_questions(questions, limit)
 
     # The event loop serves remote retrievers, and the retriever is closed on the same one.
@@ -192,9 +180,11 @@ def recall(
     print(json.dumps(metrics, indent=2))
 
 
-def _retrieval(folder: Path, given: Mapping[str, Any]) -> RetrievalConfig:
-    """Return how to open the index, from the options of `_open_options`."""
+def _open_index(folder: Path, *, trust_remote_code: bool, **given: Any) -> Retriever:
+    """Open an index as the options of `_open_options` say."""
     from reasonrag.core.config import RetrievalConfig
     from reasonrag.core.settings import validate
+    from reasonrag.retrieval.open import open_index
 
-    return validate(RetrievalConfig, {**given_settings(given), "index": str(folder)})
+    config = validate(RetrievalConfig, {**given_settings(given), "index": str(folder)})
+    return open_index(config, trust_remote_code=trust_remote_code)

@@ -1,4 +1,4 @@
-"""`report`, `show`, `verify`, `export`, `import`: look at a finished folder, exchange its data."""
+"""`report`, `show`, `verify`, `export`: look at a finished folder, export its data."""
 
 from __future__ import annotations
 
@@ -107,12 +107,23 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
     The demo world's questions and corpus as FlashRAG's files:
       reasonrag export demo --to flashrag --out world
     """
+    import inspect
+
+    from reasonrag.commands.console import log_plainly
     from reasonrag.demo.world import write_world
     from reasonrag.publish.exporters import EXPORTERS
 
+    log_plainly()
     if str(run) == "demo" and form != "flashrag":
         raise ConfigError(f"the demo world has no run to export with --to {form}; use --to flashrag")
-    _exchange({**EXPORTERS, "flashrag": write_world}[form], f"--to {form}", run, out, given)
+    tool: Callable[..., Mapping[str, int]] = {**EXPORTERS, "flashrag": write_world}[form]
+    # Tools need different options. One that is given and not
+    # taken is refused, or it would be ignored in silence.
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if unused := chosen.keys() - inspect.signature(tool).parameters.keys():
+        raise ConfigError(f"--{min(unused)} has no meaning for --to {form}; leave it out")
+    rows = ", ".join(f"{name} {count:,}" for name, count in tool(run, out, **chosen).items())
+    print(printable(f"rows: {rows}\ndata: {out}"))
 
 
 @command()
@@ -175,22 +186,3 @@ def _print_installation() -> None:
         print(f"  GPU: {'yes' if has_gpu() else 'none that torch can use'}")
     except Exception:  # a broken installation of torch may raise anything on import, and a diagnosis has to survive it
         print("  GPU: torch cannot be imported")
-
-
-def _exchange(
-    tool: Callable[..., Mapping[str, int]], choice: str, source: Path, out: Path, given: Mapping[str, object]
-) -> None:
-    """Run an exporter or importer with the options that it takes, and print how many rows it wrote."""
-    import inspect
-
-    from reasonrag.commands.console import log_plainly
-
-    log_plainly()
-    # Tools need different options. One that is given and not
-    # taken is refused, or it would be ignored in silence.
-    takes = inspect.signature(tool).parameters
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if unused := chosen.keys() - takes.keys():
-        raise ConfigError(f"--{min(unused)} has no meaning for {choice}; leave it out")
-    rows = ", ".join(f"{name} {count:,}" for name, count in tool(source, out, **chosen).items())
-    print(printable(f"rows: {rows}\ndata: {out}"))

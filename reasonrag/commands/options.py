@@ -26,8 +26,7 @@ PATH = click.Path(path_type=Path)
 @cache
 def table() -> dict[str, Any]:
     """Return `options.json`: flags by model and setting, presets by model."""
-    found: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return found
+    return dict(json.loads(TABLE.read_text(encoding="utf-8")))
 
 
 class Command(click.Command):
@@ -40,9 +39,14 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options that are asked for."""
-        rows = (_help_row(parameter, ctx) for parameter in self.get_params(ctx))
+        show_all, rows = ctx.meta.get("help_all", False), []
+        for option in map(copy.copy, self.get_params(ctx)):  # the command is shared by all calls in this process
+            if isinstance(option, click.Option):
+                option.hidden &= not show_all
+                if row := option.get_help_record(ctx):
+                    rows.append(row if show_all else (row[0], first_sentence(row[1])))
         with formatter.section("Options"):
-            formatter.write_dl(list(filter(None, rows)))
+            formatter.write_dl(rows)
 
 
 class Group(click.Group):
@@ -69,17 +73,6 @@ _HELP_ALL = click.Option(
     callback=_show_all,
     help="Show all options, with their whole descriptions.",
 )
-
-
-def _help_row(parameter: click.Parameter, ctx: click.Context) -> tuple[str, str] | None:
-    if not isinstance(parameter, click.Option):
-        return None
-    show_all = ctx.meta.get("help_all", False)
-    if show_all:
-        parameter = copy.copy(parameter)  # the command is shared by all calls in this process
-        parameter.hidden = False
-    row = parameter.get_help_record(ctx)
-    return row if row is None or show_all else (row[0], first_sentence(row[1]))
 
 
 def first_sentence(text: str) -> str:
@@ -137,8 +130,7 @@ def settings(model: str, *keys: str, show_keys: bool = True) -> Callable[[F], F]
 
 def flag_help(model: str, key: str) -> str:
     """Return the help text of a setting's flag, for an option that takes the same value in another way."""
-    text: str = table()["flags"][model][key]["help"]
-    return text
+    return str(table()["flags"][model][key]["help"])
 
 
 def out(help: str, *, required: bool = True) -> Callable[[F], F]:

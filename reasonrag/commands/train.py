@@ -266,11 +266,9 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.commands.console import Stop, error_console, log_plainly, table_console
     from reasonrag.core import event_loop
     from reasonrag.core.table import Table
-    from reasonrag.formats import PromptSet
     from reasonrag.online_rl.reference_plans import make_plans, save_plans
-    from reasonrag.pipeline.parts import as_served, check, judge_service, open_engine, open_parts
+    from reasonrag.pipeline.parts import as_served, check, open_engine, open_parts
     from reasonrag.pipeline.work import Progress
-    from reasonrag.retrieval.base import BatchedRetriever
     from reasonrag.storage.files import lock
     from reasonrag.storage.journal import Journal
 
@@ -289,10 +287,8 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     # before it is used. So the same command resumes after a kill, and
     # other candidates or questions cost their new calls alone.
     async def make(journal: Journal) -> list[dict[str, Any]]:
-        policy = progress.open(parts.policy, journal, "policy")
-        assert parts.judge is not None  # value.kind is judge
-        judge = progress.open(parts.judge, journal, "judge")
-        retriever = BatchedRetriever.of_run(parts.retriever, journal)
+        policy, judge, retriever = parts.journaled(progress, journal, config)
+        assert judge is not None  # value.kind is judge
         engine = open_engine(config, policy, retriever, parts.format)
         async with contextlib.aclosing(parts):
             await check(parts, begun=has_begun, wait_s=config.run.wait_s)
@@ -300,7 +296,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
                 return await make_plans(
                     parts.questions,
                     engine,
-                    judge_service(judge, config.judge, PromptSet.find(config.format.prompts)),
+                    judge,
                     journal,
                     progress,
                     settings=planning,
@@ -309,20 +305,16 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
                     stall_s=config.stall_s,
                 )
 
-    with lock(out.with_name(f".{out.name}.lock")), contextlib.closing(Journal(journal_path)) as journal:
-        try:
-            save_plans(out, event_loop.run(make(journal)))
-        except Interrupted:
-            return stop.print_resume_hint()
+    locked = lock(out.with_name(f".{out.name}.lock"))
+    with locked, contextlib.closing(Journal(journal_path)) as journal, stop.resumable():
+        save_plans(out, event_loop.run(make(journal)))
     rows = [("plans", f"{progress.written['plans']} of {progress.total} questions")]
-    for cause, count in sorted((progress.written + progress.causes).items()):
-        if cause != "plans":
-            rows.append((f"  without: {cause}", str(count)))
+    without = sorted((progress.written + progress.causes).items())
+    rows += [(f"  without: {cause}", str(count)) for cause, count in without if cause != "plans"]
     rows.append(("calls of this process", str(progress.calls)))
     table_console().print(Table("rl plan", ("", ""), rows).terminal())
     print(f"plans: {out}")
-    untried = progress.total - progress.done - progress.failed
-    return stop.print_missing(progress.causes, untried, most=config.run.max_failed * progress.total)
+    return stop.print_missing(progress.causes, progress.done, progress.total, max_failed=config.run.max_failed)
 
 
 @click.group(cls=Group)
@@ -529,9 +521,8 @@ def _questions_of(policy: Path, tree: Tree, log: Callable[[str], None]) -> dict[
     # One place to search, not two: `--index` of this command replaces the corpus of that run.
     retrieval = tree.get("retrieval") or {}
     if not any(retrieval.get(name) for name in ("kind", "corpus", "index", "url")):
-        for name, value in config.retrieval.model_dump(exclude_unset=True).items():
-            if name not in retrieval:
-                chosen[f"retrieval.{name}"] = value
+        searched = config.retrieval.model_dump(exclude_unset=True, exclude=set(retrieval))
+        chosen |= {f"retrieval.{name}": value for name, value in searched.items()}
     return chosen
 
 

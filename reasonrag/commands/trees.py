@@ -21,7 +21,7 @@ from reasonrag.commands.options import (
     settings,
     sources,
 )
-from reasonrag.core.errors import Interrupted, RunError
+from reasonrag.core.errors import RunError
 from reasonrag.core.text import printable
 from reasonrag.core.types import WHOLE, Shard
 
@@ -94,12 +94,10 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
         datasets = dict.fromkeys(question.dataset for question in parts.questions)
         out = RunFolder.unnamed("-".join(datasets), served, parts.content)
         stop.console.print(f"writing to {out} (--out chooses another folder)")
-    try:
+    with stop.resumable():
         summary = build_trees(
             served, out, parts=parts, shard=shard, show=lambda build: stop.show(build.progress, build.drain)
         )
-    except Interrupted:
-        sys.exit(stop.print_resume_hint())
     # The last shard to finish puts the run together, and then prints the numbers of all shards.
     is_whole = shard == WHOLE or "shards" in summary
     _print_summary(summary, (out if is_whole else shard.folder(out)) / "pairs")
@@ -109,8 +107,8 @@ def build_tree(out: Path | None, shard: Shard, dry_run: bool, **given: Any) -> N
     questions = summary["questions"]
     if questions["finished"] == questions["total"] and shard == WHOLE:
         mark_finished(out, "build-tree", config)
-    untried = questions["total"] - questions["finished"] - sum(questions["failed"].values())
-    sys.exit(stop.print_missing(questions["failed"], untried, most=config.run.max_failed * questions["total"]))
+    counts = (questions["failed"], questions["finished"], questions["total"])
+    sys.exit(stop.print_missing(*counts, max_failed=config.run.max_failed))
 
 
 @command()
@@ -142,8 +140,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     with RunFolder(out or run, config, summary["content"]).open() as folder:
         if out is not None:
             link_trees(out, [run])
-        names = {"policy": summary["policy"], "config_hash": folder.config_hash}
-        summary["pairs"] = export_pairs(folder.path, config, **names)
+        summary["pairs"] = export_pairs(folder.path, config, policy=summary["policy"], config_hash=folder.config_hash)
         write_json(folder.path / "run.json", summary)
     _print_summary(summary, folder.path / "pairs")
 

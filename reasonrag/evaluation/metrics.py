@@ -189,10 +189,6 @@ def _answer_metric(metric: Callable[..., float]) -> Callable[[Attempt], Value]:
     )
 
 
-def _outcome(attempt: Attempt) -> float | None:
-    return getattr(attempt.verdicts.grade, "value", None)
-
-
 def _is_well_formed(attempt: Attempt) -> float:
     """Return the result of the format's checker; without one, an attempt needs an answer and readable steps."""
     if attempt.reading is not None:
@@ -224,12 +220,9 @@ def _tokens(kind: str) -> Callable[[Attempt], int | None]:
     return total
 
 
-def _judged_steps(kind: Literal["searches", "own_steps"], count: str) -> Callable[[Attempt], int | None]:
-    def value(attempt: Attempt) -> int | None:
-        counts: StepCounts | None = getattr(attempt.verdicts, kind)
-        return None if counts is None else getattr(counts, count)
-
-    return value
+def _verdict(kind: Literal["searches", "own_steps", "grade"], part: str = "value") -> Callable[[Attempt], Value]:
+    """Return a part of a verdict; None if there is no such verdict."""
+    return lambda attempt: getattr(getattr(attempt.verdicts, kind), part, None)
 
 
 _MAIN: frozenset[Place] = frozenset(("terminal", "card"))
@@ -240,7 +233,7 @@ METRICS: dict[str, Metric] = {
         Metric("em", "EM", "the answer equals a golden answer", _answer_metric(exact_match), shown_in=_CHARTED),
         Metric("f1", "F1", "overlap of words with the golden answer", _answer_metric(token_f1), shown_in=_CHARTED),
         Metric("acc", "ACC", "the prediction contains a golden answer", _answer_metric(cover_match), shown_in=_MAIN),
-        Metric("outcome", "outcome", "the outcome by --outcome", _outcome, shown_in=_CHARTED, judged=True),
+        Metric("outcome", "outcome", "the outcome by --outcome", _verdict("grade"), shown_in=_CHARTED, judged=True),
         Metric("retrievals", "searches", "searches (RC)", _searches, shown_in=_MAIN),
         Metric("steps", "steps", "decisions of the policy", _steps, shown_in=_MAIN),
         Metric("forced", "forced answers", "share of answers forced at the step limit", _is_forced),
@@ -265,8 +258,8 @@ METRICS: dict[str, Metric] = {
             "osr",
             "OSR",
             "needless searches (the policy already knew what they returned) among all searches",
-            _judged_steps("searches", "suboptimal"),
-            _judged_steps("searches", "known"),
+            _verdict("searches", "suboptimal"),
+            _verdict("searches", "known"),
             shown_in=_MAIN,
             columns=("steps_over", "searches_known"),
             judged=True,
@@ -275,8 +268,8 @@ METRICS: dict[str, Metric] = {
             "usr",
             "USR",
             "false steps among all steps that do not search",
-            _judged_steps("own_steps", "suboptimal"),
-            _judged_steps("own_steps", "known"),
+            _verdict("own_steps", "suboptimal"),
+            _verdict("own_steps", "known"),
             shown_in=_MAIN,
             columns=("steps_under", "own_steps_known"),
             judged=True,
@@ -289,11 +282,7 @@ def attempt_values(attempt: Attempt) -> dict[str, Value]:
     """Return what all metrics are computed from, by column; a trajectory that has not ended has no scores."""
     if attempt.trajectory.stop_reason is None:
         raise ValueError("a trajectory that has not ended has no scores")
-    values: dict[str, Value] = {}
-    for metric in METRICS.values():
-        for column, compute in metric.parts.items():
-            values[column] = compute(attempt)
-    return values
+    return {column: compute(attempt) for metric in METRICS.values() for column, compute in metric.parts.items()}
 
 
 def kind(question: Question) -> str:
@@ -309,12 +298,9 @@ def kind(question: Question) -> str:
     # The demo world marks the facts that its policy has been trained on.
     if metadata.get("known"):
         return "known"
-    for key in ("kind", "type", "question_type"):
-        named = metadata.get(key)
-        if named:
-            if isinstance(named, str) and named.strip() and not _MUSIQUE.match(named):
-                return one_line(named)[:_LONGEST_KIND]
-            break
+    named = metadata.get("kind") or metadata.get("type") or metadata.get("question_type")
+    if isinstance(named, str) and named.strip() and not _MUSIQUE.match(named):
+        return one_line(named)[:_LONGEST_KIND]
     musique_hops = _musique_hops(question)
     return f"{musique_hops}hop" if musique_hops else ""
 

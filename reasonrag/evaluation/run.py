@@ -49,8 +49,7 @@ from reasonrag.pipeline.parts import (
     as_served,
     check,
     check_llm,
-    commits,
-    judge_service,
+    contents,
     open_engine,
     open_llm,
     open_questions,
@@ -59,21 +58,20 @@ from reasonrag.pipeline.parts import (
 )
 from reasonrag.pipeline.tables import count_calls
 from reasonrag.pipeline.work import Count, Progress, work_through
-from reasonrag.retrieval.base import BatchedRetriever, Retriever
 from reasonrag.rewards.answers import check_outcome, open_outcome
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
 from reasonrag.storage.files import write_json
 from reasonrag.storage.folder import Folder, RunFolder
 from reasonrag.storage.parquet import Row, ShardWriter
-from reasonrag.storage.questions import questions_fingerprint
 from reasonrag.storage.tables import trajectory_schema
 
 _SHARD_ROWS = 2_000
-_UNTRAINED = ("extractive",)
 
 # All points of a sweep share a folder and its journal: requests that differ have different keys there.
-SWEPT = ("policy.temperature", "format.max_steps", "format.max_searches", "retrieval.top_k")
-_CHOICE = ("choice.candidates", "choice.best_of", "choice.rule")
+_SWEPT = (
+    *("policy.temperature", "format.max_steps", "format.max_searches", "retrieval.top_k"),
+    *("choice.candidates", "choice.best_of", "choice.rule"),
+)
 # Settings of tree search, which no evaluation depends on.
 _TREE_SETTINGS = ("search.", "value.", "judge.", "pairs.", "outcome.")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?")  # Windows drops a last dot
@@ -144,13 +142,20 @@ class Evaluation:
         self.out = out
         self.rules = rules
         # Settings of two policies are paired by their place in these lists.
-        self.points: dict[str, list[tuple[Setting, Config]]] = {}
-        for name, config in configs.items():
-            self.points[name] = sweep(config, temperatures, max_steps, max_searches, top_ks, choose)
+        swept = (temperatures, max_steps, max_searches, top_ks, choose)
+        self.points = {name: sweep(config, *swept) for name, config in configs.items()}
         self._formats = {name: open_format(config) for name, config in configs.items()}
         if not differently:
             self._check_asked_alike()
-        self.questions, self.retriever = _open_shared(configs, questions)
+        # Differences are paired by question, and the seed decides which questions are sampled.
+        for name, config in configs.items():
+            if _shared_settings(config) != _shared_settings(first):
+                raise ConfigError(
+                    f"policies {next(iter(configs))} and {name} differ in seed, questions, corpus or outcome; give "
+                    "them the same"
+                )
+        self.questions = questions if questions is not None else open_questions(first)
+        self.retriever = open_retriever(first, self.questions)
         settings = [config for points in self.points.values() for _, config in points]
         self.progress = Progress(len(self.questions) * len(settings), part="steps")
         self.progress.planned = len(self.questions) * sum(map(_most_steps, settings))
@@ -169,7 +174,7 @@ class Evaluation:
         prompted, without_card = {}, []
         for name, points in self.points.items():
             config = points[0][1]
-            if config.policy.spec not in _UNTRAINED:
+            if config.policy.spec != "extractive":  # which is not trained
                 prompted[name] = how_asked(config, self._formats[name].fingerprint)
                 if not carried_settings(config.policy.carrier):
                     without_card.append(name)
@@ -218,10 +223,8 @@ class Evaluation:
         if (self.out / "journal.sqlite").exists():
             other = self.out / "eval"
             raise RunError(f"{self.out} is a run of build-tree; choose another folder for --out, such as {other}")
-        folder = Folder(self.out, "evaluation", ".lock")
-        folder.claim()
         # One loop for all policies: they share a retriever, whose connections belong to the loop.
-        with folder.locked(), event_loop.runner() as runner:
+        with Folder(self.out, "evaluation", ".lock").locked(), event_loop.runner() as runner:
             try:
                 name, points = next(iter(self.points.items()))
                 if self.judged:
@@ -236,22 +239,16 @@ class Evaluation:
     def _run_policy(self, runner: asyncio.Runner, name: str, show: Show | None) -> PolicyResult:
         config = self.points[name][0][1]
         llm = open_llm(config.policy, "policy")
-        content = {
-            "questions": questions_fingerprint(self.questions),
-            "corpus": self.retriever.fingerprint,
-            "prompts": self._formats[name].fingerprint,
-            "policy": llm.name,
-            **commits(policy=llm),
-        }
+        content = contents(self.questions, self.retriever, self._formats[name], llm)
         if self._scorer is not None:
             content["prm"] = self._scorer.name
+        varying = [*_SWEPT, *(setting for setting in identity(config) if setting.startswith(_TREE_SETTINGS))]
         try:
-            with RunFolder(self.out / name, config, content, varying=varying(config)).open() as folder:
+            with RunFolder(self.out / name, config, content, varying=varying).open() as folder:
                 self._folder = folder
                 if self._draining:
                     folder.journal.drain()
-                outcomes, judge = runner.run(self._run_settings(name, llm, folder, show))
-                return PolicyResult(name, config, content, outcomes, count_calls(folder.journal, config), judge)
+                return runner.run(self._run_settings(name, llm, folder, show))
         finally:
             self._folder = None
             self.progress.close()
@@ -259,30 +256,23 @@ class Evaluation:
             del llm
             release_memory()
 
-    async def _run_settings(
-        self, name: str, llm: LLM, folder: RunFolder, show: Show | None
-    ) -> tuple[list[Outcome], dict[str, Any] | None]:
-        """Return the outcomes at all settings, and the judge's entry in `metrics.json`."""
-        config, format = self.points[name][0][1], self._formats[name]
-        policy = self.progress.open(llm, folder.journal, "policy", config.policy.concurrency)
-        judge = None
-        if self._judge is not None:
-            # The judge's replies go to the journal of the policy that they are about.
-            journaled = self.progress.open(self._judge, folder.journal, "judge", config.judge.concurrency)
-            judge = judge_service(journaled, config.judge, PromptSet.find(config.format.prompts))
+    async def _run_settings(self, name: str, llm: LLM, folder: RunFolder, show: Show | None) -> PolicyResult:
+        config, format = folder.config, self._formats[name]
+        # The judge's replies go to the journal of the policy that they are about.
+        parts = Parts(self.questions, self.retriever, format, llm, self._judge, {})
+        policy, judge, retriever = parts.journaled(self.progress, folder.journal, config)
         outcome = open_outcome(config.outcome, judge) if self.graded else None
         examiner = Examiner(judge, policy, self.judged, outcome)
-        retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
         async with show(self) if show else contextlib.nullcontext():
-            parts = Parts(self.questions, self.retriever, format, llm, self._judge, {})
             await check(parts, begun=folder.begun, wait_s=config.run.wait_s)
             folder.bind()
             outcomes = []
-            for setting, config in self.points[name]:
+            for setting, at_setting in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"
-                engine = open_engine(config, policy, retriever, format, self._scorer)
-                outcomes.append(await self._run_setting(setting, config, engine, examiner, folder))
-            return outcomes, examiner.describe() if judge or outcome else None
+                engine = open_engine(at_setting, policy, retriever, format, self._scorer)
+                outcomes.append(await self._run_setting(setting, at_setting, engine, examiner, folder))
+        judged = examiner.describe() if judge or outcome else None
+        return PolicyResult(name, config, folder.content, outcomes, count_calls(folder.journal, config), judged)
 
     async def _run_setting(
         self,
@@ -314,10 +304,8 @@ class Evaluation:
             # Algorithm 1: search and read until the answer;
             # several times if one of the attempts is to be chosen.
             seed = derive_seed(config.seed, question.dataset, question.id)
-            best_of = config.choice.best_of
-            seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, best_of))]
-            starts = [Trajectory(question)] * best_of
-            trajectories = await engine.run(starts, seeds=seeds, completed=count)
+            seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, config.choice.best_of))]
+            trajectories = await engine.run([Trajectory(question)] * len(seeds), seeds=seeds, completed=count)
             trajectory = await choose(trajectories, config.choice.rule, self._scorer)
             reading = engine.format.read(trajectory)
             verdicts = await examiner.examine(trajectory, reading, outcome.asked)
@@ -374,23 +362,6 @@ async def choose(attempts: Sequence[Trajectory], rule: str, scorer: StepScorer |
     return answered[values.index(max(values))]
 
 
-def _open_shared(configs: Mapping[str, Config], questions: list[Question] | None) -> tuple[list[Question], Retriever]:
-    """Open questions, unless they are given, and the retriever of the first policy.
-
-    Raises:
-        ConfigError: another policy has a different seed, different questions or another corpus.
-    """
-    (first_name, first), *others = configs.items()
-    # Differences are paired by question, and the seed decides which questions are sampled.
-    for name, config in others:
-        if _shared_settings(config) != _shared_settings(first):
-            raise ConfigError(
-                f"policies {first_name} and {name} differ in seed, questions, corpus or outcome; give them the same"
-            )
-    questions = questions if questions is not None else open_questions(first)
-    return questions, open_retriever(first, questions)
-
-
 def _shared_settings(config: Config) -> list[Any]:
     """Return the settings of questions and search, without how passages are shown."""
     shown = {"top_k", "passage_order", "max_passage_chars"}
@@ -406,30 +377,24 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def sweep(
-    config: Config,
-    temperatures: Sequence[float] | None,
-    max_steps: Sequence[int] | None,
-    max_searches: Sequence[int] | None,
-    top_ks: Sequence[int] | None,
-    rules: Sequence[str] | None,
-) -> list[tuple[Setting, Config]]:
+def sweep(config: Config, *swept: Sequence[Any] | None) -> list[tuple[Setting, Config]]:
     """Return every combination with its configuration; settings that are not swept (None) stay as configured.
+
+    Args:
+        config: of the policy.
+        swept: temperatures, step limits, limits of the searches, passages per search, and rules of choice.
 
     Raises:
         ConfigError: a value is out of range.
     """
-    choice = config.choice
-    # The first point has the first value of everything: curves and differences start from it.
-    points = itertools.product(
-        temperatures or (config.policy.temperature,),
-        max_steps or (config.format.max_steps,),
-        max_searches or (config.format.max_searches,),
-        top_ks or (config.retrieval.top_k,),
-        (rules or (choice.rule,)) if choice.best_of > 1 else ("",),
-    )
+    choice, limits = config.choice, config.format
+    configured = (config.policy.temperature, limits.max_steps, limits.max_searches, config.retrieval.top_k, choice.rule)
+    values = [given or (value,) for given, value in zip(swept, configured, strict=True)]
+    if choice.best_of == 1:
+        values[-1] = ("",)
     configs = {}
-    for temperature, steps, searches, top_k, rule in points:
+    # The first point has the first value of everything: curves and differences start from it.
+    for temperature, steps, searches, top_k, rule in itertools.product(*values):
         candidates = f"_c{choice.candidates}" if choice.candidates > 1 else ""
         kept = f"_{rule}-of-{choice.best_of}" if rule else ""
         tree = config.model_dump(mode="json")
@@ -439,11 +404,6 @@ def sweep(
         tree["retrieval"]["top_k"] = top_k
         configs[Setting(temperature, steps, top_k, candidates + kept, searches)] = validate(Config, tree)
     return list(configs.items())
-
-
-def varying(config: Config) -> list[str]:
-    """Return the settings that may differ within the folder of one policy."""
-    return [*SWEPT, *_CHOICE, *(name for name in identity(config) if name.startswith(_TREE_SETTINGS))]
 
 
 def folder_name(text: str) -> str:

@@ -91,7 +91,7 @@ class PolicyResult:
 
     name: str
     config: Config
-    content: dict[str, str]
+    content: Mapping[str, str]
     outcomes: list[Outcome]
     calls: dict[str, Any]  # all calls in the policy's folder, over all processes
     judge: dict[str, Any] | None = None  # model, prompts and metrics of the judge
@@ -116,11 +116,14 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     intervals = {by: group_intervals(columns, of_by, seed=first.config.seed) for by, of_by in groups.items()}
     policies: dict[str, Metrics] = {result.name: {} for result in results}
     settings: dict[str, list[Metrics]] = {result.name: [] for result in results}
-    problems: dict[str, list[Metrics]] = {"incomplete": [], "unjudged": []}
-    for result, point, outcome in _points(results):
+    incomplete: list[Metrics] = []
+    unjudged: list[Metrics] = []
+    failures: list[Metrics] = []
+    for result, point, outcome, _ in _points(results):
         name = outcome.setting.name
         settings[result.name].append({"name": name, **asdict(outcome.setting)})
-        metrics: Metrics = {"policy": result.name, "setting": name}
+        here = {"policy": result.name, "setting": name}
+        metrics: Metrics = {**here}
         for by, of_by in groups.items():
             metrics[by] = {}
             for group, members in of_by.items():
@@ -130,21 +133,31 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
                 }
                 if group:
                     metrics[by][group]["questions"] = len(members)
-        metrics |= metrics["by_kind"].pop("") | _counts(outcome)
+        scored, total = outcome.ends.total(), len(outcome.values)
+        metrics |= metrics["by_kind"].pop("") | {
+            "questions": {"total": total, "scored": scored, "not_tried": total - scored - len(outcome.failures)},
+            "failed": dict(sorted(Counter(outcome.failures.values()).items())),
+            "ends": dict(sorted(outcome.ends.items())),
+            "out_of_form": dict(sorted(outcome.out_of_form.items())),
+        }
         if result.judge:
             metrics["judged"] = _judged(result.judge["metrics"], outcome)
         policies[result.name][name] = metrics
-        for problem, rows in problems.items():
-            found = _missing(result, outcome) if problem == "incomplete" else _unjudged(result, outcome)
-            rows.extend({"policy": result.name, "setting": name, **row} for row in found)
+        if total - scored > result.config.run.max_failed * total:
+            incomplete.append(here | {"missing": total - scored, "causes": metrics["failed"]})
+        unjudged += [here | row for row in _unjudged(result, outcome, metrics.get("judged", {}))]
+        for index, cause in sorted(outcome.failures.items()):
+            question = {"dataset": questions[index].dataset, "question_id": questions[index].id}
+            failures.append(here | question | {"cause": cause})
     content = _content(results)
     return {
         **policies[first.name][first.outcomes[0].setting.name],
         "policies": policies,
         "settings": settings,
         "differences": _differences(results, intervals["by_kind"]),
-        **problems,
-        "failures": _failures(results, questions),
+        "incomplete": incomplete,
+        "unjudged": unjudged,
+        "failures": failures,
         "judge": first.judge,
         "dataset": sorted({question.dataset for question in questions}),
         "split": ", ".join(dict.fromkeys(splits.values())) or None,
@@ -159,22 +172,11 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     }
 
 
-def _failures(results: Sequence[PolicyResult], questions: Sequence[Question]) -> list[Metrics]:
-    """Return every question that failed, with policy, setting and cause."""
-    failures = []
-    for result, _, outcome in _points(results):
-        for index, cause in sorted(outcome.failures.items()):
-            question = questions[index]
-            attempt = {"policy": result.name, "setting": outcome.setting.name}
-            failures.append(attempt | {"dataset": question.dataset, "question_id": question.id, "cause": cause})
-    return failures
-
-
-def _points(results: Sequence[PolicyResult]) -> Iterator[tuple[PolicyResult, int, Outcome]]:
-    """Yield every policy at each of its settings, with the number of the setting."""
+def _points(results: Sequence[PolicyResult]) -> Iterator[tuple[PolicyResult, int, Outcome, Outcome | None]]:
+    """Yield every policy at each of its settings, with the number of the setting and the baseline to compare with."""
     for result in results:
         for point, outcome in enumerate(result.outcomes):
-            yield result, point, outcome
+            yield result, point, outcome, _baseline(results[0], result, point)
 
 
 def _computed(result: PolicyResult) -> list[Metric]:
@@ -185,8 +187,7 @@ def _computed(result: PolicyResult) -> list[Metric]:
 
 def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
     """Yield every column that needs an interval, `[n]` over the questions."""
-    for result, point, outcome in _points(results):
-        baseline = _baseline(results[0], result, point)
+    for result, point, outcome, baseline in _points(results):
         for metric in _computed(result):
             column = _column(outcome, metric)
             yield ("mean", result.name, point, metric.name), column
@@ -208,10 +209,7 @@ def _baseline(baseline: PolicyResult, result: PolicyResult, point: int) -> Outco
 
 def _column(outcome: Outcome, metric: Metric) -> Column | Ratio:
     """Return `[n]` values by question, numerators and denominators of a rate; None if the question has none."""
-    columns: list[list[Value]] = []
-    for name in metric.parts:
-        column = [values[name] if values else None for values in outcome.values]
-        columns.append(column)
+    columns = [[values[name] if values else None for values in outcome.values] for name in metric.parts]
     return columns[0] if metric.whole is None else Ratio(*columns)
 
 
@@ -233,20 +231,9 @@ def _groups(questions: Sequence[Question]) -> dict[str, dict[str, Sequence[int]]
     }
 
 
-def _counts(outcome: Outcome) -> Metrics:
-    """Return the counts of a setting."""
-    scored, total = outcome.ends.total(), len(outcome.values)
-    return {
-        "questions": {"total": total, "scored": scored, "not_tried": total - scored - len(outcome.failures)},
-        "failed": dict(sorted(Counter(outcome.failures.values()).items())),
-        "ends": dict(sorted(outcome.ends.items())),
-        "out_of_form": dict(sorted(outcome.out_of_form.items())),
-    }
-
-
 def _lost_to_form(results: Sequence[PolicyResult]) -> Iterator[str]:
     """Yield a line for each policy and setting that loses points to the form of its replies."""
-    for result, _, outcome in _points(results):
+    for result, _, outcome, _ in _points(results):
         unread, scored = outcome.ends["no_answer"], outcome.ends.total()
         if max(unread, outcome.lost) > _MOST_LOST * scored:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.out_of_form.items()))
@@ -277,26 +264,21 @@ def _judged(metrics: Sequence[str], outcome: Outcome) -> Metrics:
             if steps is not None:
                 known += steps.known
                 unknown += steps.unknown
-        counts[metric] = {"known": known, "unknown": unknown, "failed": _causes(outcome, metric)}
+        # Failures of the judge, or of the policy when it was asked without a search, by cause.
+        failed = {}
+        for name, count in sorted(outcome.asked.items()):
+            detector, _, cause = name.partition(".")
+            if detector == COUNTED_AS[metric] and count and cause not in ("asked", "unknown", "silent"):
+                failed[cause] = count
+        counts[metric] = {"known": known, "unknown": unknown, "failed": failed}
     return {**counts, "regenerated": outcome.asked["regenerated"]}
-
-
-def _causes(outcome: Outcome, metric: str) -> dict[str, int]:
-    """Count failures of the judge, or of the policy when it was asked without a search, by cause."""
-    causes = {}
-    for name, count in sorted(outcome.asked.items()):
-        detector, _, cause = name.partition(".")
-        if detector == COUNTED_AS[metric] and count and cause not in ("asked", "unknown", "silent"):
-            causes[cause] = count
-    return causes
 
 
 def _differences(results: Sequence[PolicyResult], intervals: Intervals) -> list[Metrics]:
     """Return the differences of all metrics; `p_adjusted` is adjusted for as many as have a value."""
     rows: list[Metrics] = []
     unknown = {"mean": None, "low": None, "high": None, "n": 0}
-    for result, point, outcome in _points(results):
-        baseline = _baseline(results[0], result, point)
+    for result, point, outcome, baseline in _points(results):
         for metric in _computed(result) if baseline is not None else ():
             key = ("difference", result.name, point, metric.name)
             by_group = {group: of_group[key] for group, of_group in intervals.items()}
@@ -312,21 +294,14 @@ def _differences(results: Sequence[PolicyResult], intervals: Intervals) -> list[
     return rows
 
 
-def _missing(result: PolicyResult, outcome: Outcome) -> Iterator[Metrics]:
-    """Yield how many questions are missing at a setting, if they are more than `run.max_failed` allows."""
-    missing = len(outcome.values) - outcome.ends.total()
-    if missing > result.config.run.max_failed * len(outcome.values):
-        yield {"missing": missing, "causes": dict(sorted(Counter(outcome.failures.values()).items()))}
-
-
-def _unjudged(result: PolicyResult, outcome: Outcome) -> Iterator[Metrics]:
+def _unjudged(result: PolicyResult, outcome: Outcome, judged: Metrics) -> Iterator[Metrics]:
     """Yield the metrics for which more verdicts failed than `run.max_failed` allows: the known ones may be biased.
 
     It is a share of the verdicts, or of the questions if few
     have a verdict: one failure of nine is not an outage.
     """
     for metric in result.judge["metrics"] if result.judge else ():
-        failed = sum(_causes(outcome, metric).values())
+        failed = sum(judged[metric]["failed"].values())
         asked = outcome.asked[f"{COUNTED_AS[metric]}.asked"]
         if failed > result.config.run.max_failed * max(asked, len(outcome.values)):
             yield {"metric": metric, "failed": failed, "asked": asked}
@@ -364,9 +339,7 @@ def asked_differently(policies: Mapping[str, Metrics]) -> Iterator[str]:
     # Names of models differ by intention; everything else is compared.
     baseline, usual = next(iter(policies.items()))
     for name, asked in policies.items():
-        changed = []
-        for key, value in asked.items():
-            if key != "policy" and value != usual[key]:
-                changed.append(f"{key}={value} ({baseline}: {usual[key]})")
+        changed = [key for key in asked if key != "policy" and asked[key] != usual[key]]
         if changed:
-            yield f"{name} is prompted differently from {baseline}: {', '.join(changed)}"
+            changes = ", ".join(f"{key}={asked[key]} ({baseline}: {usual[key]})" for key in changed)
+            yield f"{name} is prompted differently from {baseline}: {changes}"

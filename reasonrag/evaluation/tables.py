@@ -132,22 +132,19 @@ def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
             causes["not tried: too many had failed"] = at_setting["questions"]["not_tried"]
         for cause, count in causes.items():
             rows["failures"].append([*point, cause, f"{count:,}"])
-    rows["kinds"].sort(key=lambda row: str(row[0]))  # brings the policies of a kind together
     heads = {
-        "kinds": ("By kind of question", ["kind", "policy", "setting", "n", *_labels(shown)]),
         "judge": (
             "Verdicts of the judge; a failed one is unknown, and is not a score",
-            ["policy", "setting", "metric", "verdicts", "unknown", "failed, by cause"],
+            ["metric", "verdicts", "unknown", "failed, by cause"],
         ),
-        "out_of_form": (
-            "Attempts that are not well-formed, by the gravest reason",
-            ["policy", "setting", "reason", "attempts"],
-        ),
-        "failures": ("Questions set aside, by cause", ["policy", "setting", "cause", "questions"]),
+        "out_of_form": ("Attempts that are not well-formed, by the gravest reason", ["reason", "attempts"]),
+        "failures": ("Questions set aside, by cause", ["cause", "questions"]),
     }
+    kinds = sorted(rows["kinds"], key=lambda row: str(row[0]))  # brings the policies of a kind together
     tables = {"results": results_table(metrics), "differences": differences_table(metrics)}
+    tables["kinds"] = Table("By kind of question", ["kind", "policy", "setting", "n", *_labels(shown)], kinds, heads=3)
     for name, (title, columns) in heads.items():
-        tables[name] = Table(title, columns, rows[name], heads=3)
+        tables[name] = Table(title, ["policy", "setting", *columns], rows[name], heads=3)
     return tables | {"policies": _policies_table(metrics)}
 
 

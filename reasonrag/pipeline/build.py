@@ -15,21 +15,12 @@ from reasonrag.core import event_loop
 from reasonrag.core.config import Config, OutcomeConfig
 from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
 from reasonrag.dpo.pairs import rivals_of
-from reasonrag.formats import PromptSet, open_format
+from reasonrag.formats import open_format
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.mcts.search import Evaluator, Origin, Tree, TreeSearch, graft
-from reasonrag.pipeline.parts import (
-    Parts,
-    as_served,
-    check,
-    judge_service,
-    open_engine,
-    open_parts,
-    open_questions,
-)
+from reasonrag.pipeline.parts import Parts, as_served, check, open_engine, open_parts, open_questions
 from reasonrag.pipeline.tables import count_calls, export_pairs, export_trees, finish_shard, rules_of, tree_rows
 from reasonrag.pipeline.work import Count, Progress, work_through
-from reasonrag.retrieval.base import BatchedRetriever
 from reasonrag.rewards.answers import graded, open_outcome
 from reasonrag.rewards.judge import TRIES
 from reasonrag.rollout import callable_in_notebooks, derive_seed, gather_all
@@ -146,13 +137,8 @@ class Build:
         self.parts = parts
         self.run_folder = run
         self.progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0))
-        self.policy = self.progress.open(parts.policy, run.journal, "policy", config.policy.concurrency)
-        retriever = BatchedRetriever.of_run(parts.retriever, run.journal)
-        judge = None
-        if parts.judge is not None:
-            judging = self.progress.open(parts.judge, run.journal, "judge", config.judge.concurrency)
-            judge = judge_service(judging, config.judge, PromptSet.find(config.format.prompts))
-        engine = open_engine(config, self.policy, retriever, parts.format, parts.scorer)
+        policy, judge, retriever = parts.journaled(self.progress, run.journal, config)
+        engine = open_engine(config, policy, retriever, parts.format, parts.scorer)
         self.completing = engine
         if parts.completer is not None:
             completer = self.progress.open(parts.completer, run.journal, "completer")
@@ -241,15 +227,14 @@ class Build:
         """
         run, config, parts = self.run_folder, self.config, self.parts
         keys = {(question.dataset, question.id) for question in parts.questions}
-        failed = Counter[str]()
-        for dataset, question_id, cause, _ in run.journal.failures():
-            failed[cause] += (dataset, question_id) in keys
+        failures = run.journal.failures()
+        failed = Counter(cause for dataset, question_id, cause, _ in failures if (dataset, question_id) in keys)
         trees = export_trees(run, parts.questions, graded=self.graded)
         summary = {
             "questions": {
                 "total": len(parts.questions),
                 "finished": trees["questions"],
-                "failed": dict(sorted((+failed).items())),
+                "failed": dict(sorted(failed.items())),
             },
             "trees": trees,
             "pairs": export_pairs(run.path, config, policy=parts.policy.name, config_hash=run.config_hash),

@@ -32,11 +32,13 @@ from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.chat_template import check_chat_template
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.model_folder import adapter_base
-from reasonrag.retrieval.base import Retriever
+from reasonrag.pipeline.work import Progress
+from reasonrag.retrieval.base import BatchedRetriever, Retriever
 from reasonrag.retrieval.open import open_index
 from reasonrag.rewards.answers import check_outcome
 from reasonrag.rollout import Engine, FirstSteps, callable_in_notebooks
 from reasonrag.storage.folder import RunFolder
+from reasonrag.storage.journal import Journal
 from reasonrag.storage.questions import (
     leave_out,
     load_questions,
@@ -73,6 +75,17 @@ class Parts:
     scorer: StepScorer | None = None
     completer: LLM | None = None  # None if the policy completes its trajectories itself
     outcome: Any = None  # a function or an `Outcome` of yours; None opens that of the configuration
+
+    def journaled(
+        self, progress: Progress, journal: Journal, config: Config
+    ) -> tuple[JournaledLLM, JudgeService | None, Retriever]:
+        """Return policy, judge and retriever with their replies in a journal, and their calls counted."""
+        policy = progress.open(self.policy, journal, "policy", config.policy.concurrency)
+        judge = None
+        if self.judge is not None:
+            judging = progress.open(self.judge, journal, "judge", config.judge.concurrency)
+            judge = judge_service(judging, config.judge, PromptSet.find(config.format.prompts))
+        return policy, judge, BatchedRetriever.of_run(self.retriever, journal)
 
     async def aclose(self) -> None:
         for part in (self.policy, self.judge, self.completer, self.retriever, self.scorer):
@@ -111,13 +124,7 @@ def open_parts(
     retriever = retriever or open_retriever(config, questions)
     format = format or open_format(config)
     policy = policy or open_llm(config.policy, "policy")
-    # What a run is compared with when it goes on: other contents would mix rows of two runs.
-    content = {
-        "questions": questions_fingerprint(questions),
-        "corpus": retriever.fingerprint,
-        "prompts": format.fingerprint,
-        "policy": policy.name,
-    }
+    content = contents(questions, retriever, format, policy)
     judge = None
     if "judge" in (config.value.kind, config.outcome.name):
         judge = _open_judge_model(config, policy)
@@ -134,8 +141,19 @@ def open_parts(
     if config.completer.spec is not None:
         completer = open_llm(config.model_of("completer"), "completer")
         content["completer"] = completer.name
-    content |= commits(policy=policy, judge=judge, completer=completer)
+    content |= commits(judge=judge, completer=completer)
     return Parts(questions, retriever, format, policy, judge, content, scorer, completer, outcome)
+
+
+def contents(questions: list[Question], retriever: Retriever, format: Format, policy: LLM) -> dict[str, str]:
+    """Return what a run is compared with when it goes on: other contents would mix rows of two runs."""
+    return {
+        "questions": questions_fingerprint(questions),
+        "corpus": retriever.fingerprint,
+        "prompts": format.fingerprint,
+        "policy": policy.name,
+        **commits(policy=policy),
+    }
 
 
 def open_step_scorer(config: Config, format: Format) -> StepScorer | None:
@@ -183,11 +201,8 @@ def open_llm(config: ModelConfig, role: Role) -> LLM:
 
 def commits(**models: LLM | None) -> dict[str, str]:
     """Return the commits of the models that are from the Hub: `{"policy_commit": ...}`."""
-    known = {}
-    for role, model in models.items():
-        if commit := getattr(model, "commit", None):
-            known[f"{role}{COMMIT}"] = commit
-    return known
+    known = {f"{role}{COMMIT}": getattr(model, "commit", None) for role, model in models.items()}
+    return {name: commit for name, commit in known.items() if commit}
 
 
 def check_llm(config: ModelConfig, role: Role) -> None:

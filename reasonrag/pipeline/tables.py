@@ -42,6 +42,8 @@ _SPLITS = ("train", "test")
 _PATH = ("parent_id", "action", "f1")
 _QUANTILES = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 
+PAIR_TABLES = {"step": pair_schema, "trajectory": trajectory_pair_schema}  # by the level of the pairs
+
 
 def tree_rows(tree: Tree, format: Format, *, alpha: float, weighting: Weighting = "trajectories") -> list[Row]:
     """Return `[len(tree.nodes)]` rows of `tables.tree_schema` by node id, with each node's SPRE."""
@@ -232,10 +234,8 @@ def export_pairs(run: Path, config: Config, *, policy: str, config_hash: str) ->
     """
     settings = config.pairs
     whole = settings.level == "trajectory"
-    folder = run / "pairs"
-    writers = {}
-    for split in _SPLITS:
-        writers[split] = ShardWriter(folder, split, _pair_table(config), shard_rows=_PAIR_SHARD_ROWS)
+    folder, schema = run / "pairs", PAIR_TABLES[settings.level]()
+    writers = {split: ShardWriter(folder, split, schema, shard_rows=_PAIR_SHARD_ROWS) for split in _SPLITS}
     left_out = Counter[str]()
     nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=NODE_COLUMNS)
     # Questions of one text belong to one split, or the
@@ -275,7 +275,7 @@ def count_pairs(folder: Path, config: Config) -> dict[str, Any]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    schema = _pair_table(config)
+    schema = PAIR_TABLES[config.pairs.level]()
     compared = ("chosen_type", "rejected_type") if config.pairs.level == "step" else ()
     of_steps = ("confidence", "chosen_token_ids", "rejected_token_ids") if compared else ()
     splits, types, depths = Counter[str](), Counter[str](), Counter[int]()
@@ -306,10 +306,6 @@ def count_pairs(folder: Path, config: Config) -> dict[str, Any]:
         "by_dataset": dict(sorted(Counter(dataset for dataset, _ in questions).items())),
         "distributions": {name: distribution(counts) for name, counts in spread.items()},
     }
-
-
-def _pair_table(config: Config) -> pa.Schema:
-    return trajectory_pair_schema() if config.pairs.level == "trajectory" else pair_schema()
 
 
 def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
@@ -361,8 +357,7 @@ def finish_shard(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]
         for name in ("questions", "calls", "seconds"):
             whole[name] = _total([counted[name] for counted in summaries])
         whole["seconds"] = round(whole["seconds"], 3)
-        names = {"policy": whole["policy"], "config_hash": whole["config_hash"]}
-        whole["pairs"] = export_pairs(run.path, run.config, **names)
+        whole["pairs"] = export_pairs(run.path, run.config, policy=whole["policy"], config_hash=whole["config_hash"])
         write_json(run.path / "run.json", whole)
         return whole
 

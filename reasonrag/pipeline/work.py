@@ -6,12 +6,11 @@ The next question, or the next attempt, begins as soon as every engine has room 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,8 +123,12 @@ async def work_through(
         if task.cancelled() or task.exception() is not None:
             broken.append(task)
 
+    # Look for cyclic garbage after 100,000 new objects instead of 700: steps and trees hold no
+    # cycles, and walking through them takes a sixth of our CPU, or a twentieth after 10,000.
+    young, *older = gc.get_threshold()
+    gc.set_threshold(max(young, 100_000) if young else 0, *older)
     try:
-        async with _rare_collections(), progressing(stall_s):
+        async with progressing(stall_s):
             for place, question in enumerate(questions):
                 if stopped() or failures > most_failed:
                     break
@@ -141,23 +144,9 @@ async def work_through(
                     break
             await gather_all([*broken, *working])
     finally:
+        gc.set_threshold(young, *older)
         for task in working:
             task.cancel()
-
-
-@contextlib.asynccontextmanager
-async def _rare_collections() -> AsyncIterator[None]:
-    """Look for cyclic garbage after 100,000 new objects instead of 700.
-
-    Steps and trees hold no cycles, and walking through them
-    takes a sixth of our CPU, or a twentieth after 10,000.
-    """
-    young, *older = gc.get_threshold()
-    gc.set_threshold(max(young, 100_000) if young else 0, *older)
-    try:
-        yield
-    finally:
-        gc.set_threshold(young, *older)
 
 
 def _has_room(working: int, engines: Sequence[SlotCounts]) -> bool:

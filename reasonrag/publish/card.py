@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 Yaml = dict[str, Any]
-UNKNOWN = "unknown"
-"""The licence of data or of a model without a known one."""
+UNKNOWN = "unknown"  # the licence of data or of a model without a known one
 
 _CELL_CHARS = 200
 _BEGIN, _END = "<!-- reasonrag:begin", "<!-- reasonrag:end -->"

@@ -23,6 +23,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,17 @@ def export_trl(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[st
     A step that ended its turn ends with the policy's own end-of-turn token. `tokenizer` is the folder or
     Hub name of a model with the policy's chat template; None: the policy of the run.
     """
-    return export_pairs(run, out, tool="trl", convert=partial(_as_texts, _chat_template(run, tokenizer)))
+    config, _ = read_run(run)
+    model = tokenizer or acting_policy(config.policy)[0]
+    if model is None:
+        raise ConfigError(
+            f"{run} does not name a model with a chat template for its prompts; add --tokenizer with a folder or a "
+            "Hub id"
+        )
+    path = model_path(model)
+    path = tokenizer_path(path, adapter_base(Path(path)) or path)
+    chat = ChatTemplate.load(path, template=config.policy.chat_template)
+    return export_pairs(run, out, tool="trl", convert=partial(_as_texts, chat))
 
 
 def _as_texts(chat: ChatTemplate, row: Row) -> Row:
@@ -170,19 +181,6 @@ def _as_texts(chat: ChatTemplate, row: Row) -> Row:
         end_token = str(chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn)) if step.end == "turn" else ""
         texts[name] = step.text + end_token
     return texts | {name: row.get(name) for name in _PROVENANCE}
-
-
-def _chat_template(run: Path, tokenizer: str | None) -> ChatTemplate:
-    config, _ = read_run(run)
-    model = tokenizer or acting_policy(config.policy)[0]
-    if model is None:
-        raise ConfigError(
-            f"{run} does not name a model with a chat template for its prompts; add --tokenizer with a folder or a "
-            "Hub id"
-        )
-    path = model_path(model)
-    path = tokenizer_path(path, adapter_base(Path(path)) or path)
-    return ChatTemplate.load(path, template=config.policy.chat_template)
 
 
 def description(file_name: str) -> dict[str, Any]:
@@ -244,7 +242,7 @@ def export_questions(run: Path, out: Path, *, tool: str = "verl", prompts: str |
             held_out = in_test_split((node["dataset"], node["question_id"]), config.pairs.test_share, repeated)
             question = Question(node["question_id"], node["question"], tuple(node["golden_answers"]), node["dataset"])
             questions["test" if held_out else "train"].append(question)
-    index = 0
+    numbers = count()
     with output(out, f"{tool}-export.json", "train.parquet", "test.parquet") as counts:
         for split in filter(questions.get, questions):
             rows = []
@@ -257,8 +255,7 @@ def export_questions(run: Path, out: Path, *, tool: str = "verl", prompts: str |
                     source, text = question.dataset if known else "nq", quotable(question.question)
                     ending = "" if text.endswith("?") else "?"
                     prompt = (Message("user", f"{instruction} Question: {text}{ending}\n"),)
-                rows.append(verl_row(question, source, prompt, split, index))
-                index += 1
+                rows.append(verl_row(question, source, prompt, split, next(numbers)))
             counts[split] = len(rows)
             write_parquet(out / f"{split}.parquet", rows, verl_schema())
     return counts

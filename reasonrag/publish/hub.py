@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi, RepoFile
 
 CARD = "README.md"
-TIMEOUT_S = 60.0
-"""Seconds that the Hub may be silent in one request."""
+TIMEOUT_S = 60.0  # that the Hub may be silent in one request
 
 _VERSION = re.compile(r"v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", re.ASCII)
 _ADVICE = {

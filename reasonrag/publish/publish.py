@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from reasonrag.core.config import POLICY_CARD, Config, PolicyCard
 from reasonrag.core.errors import ConfigError, DataError, RunError
@@ -26,6 +26,7 @@ from reasonrag.core.text import excerpt, quoted
 from reasonrag.evaluation.tables import differences_table, results_table
 from reasonrag.formats import open_format
 from reasonrag.llm.model_folder import model_checksum
+from reasonrag.pipeline.tables import PAIR_TABLES
 from reasonrag.publish.card import UNKNOWN, Yaml, fenced_yaml, merge_card, render
 from reasonrag.publish.hub import CARD, Upload, check_target, files_of
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
@@ -34,12 +35,11 @@ from reasonrag.storage.files import lock, naming, place, require_json, write_jso
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import read_batches, shard_paths
 from reasonrag.storage.questions import splits_of_names
-from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
+from reasonrag.storage.tables import tree_schema
 from reasonrag.training.run import MERGED, SUMMARY, check_trained, finished, without_places, written_files
 
 ALLOWED = (EMAIL, PATH)  # kinds of findings that a person may allow; secrets are not among them
 
-_PAIR_TABLES = {"step": pair_schema, "trajectory": trajectory_pair_schema}
 # Licences of questions, then of paragraphs (`data/README.md`). Wikipedia changed its licence from CC
 # BY-SA 3.0 to 4.0 in June 2023; these paragraphs are older.
 _LICENCES = {
@@ -108,10 +108,10 @@ class Staged:
 
 
 class _Content(NamedTuple):
-    """The card of a staged folder, and what describes its commit."""
+    """What the card of a staged folder says, and what describes its commit."""
 
-    data: Yaml
-    body: str
+    data: Yaml  # with the licence that is known
+    values: dict[str, Any]  # of the card's template
     message: str
     warning: str = ""
 
@@ -154,8 +154,11 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
     """
     check(path, options)
     is_policy = (path / SUMMARY).is_file()
-    content = _stage_policy(path, folder, options) if is_policy else _stage_run(path, folder, options)
-    data = content.data
+    content = _stage_policy(path, folder, options.report) if is_policy else _stage_run(path, folder)
+    licence = options.licence and options.licence.lower()
+    data = content.data | ({"license": licence} if licence else {})
+    name = options.repo_id.partition("/")[2]
+    body = render(**content.values, repo_id=options.repo_id, name=name, licence=licence)
     if options.public and data["license"] == UNKNOWN:
         raise ConfigError(
             "the licence is not known, of the data or of the model it came from, so it cannot be made public; "
@@ -164,7 +167,7 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
 
     # Called again with the card of the repository, once that is known.
     def card(old: str | None) -> str:
-        return merge_card(old, data, content.body)
+        return merge_card(old, data, body)
 
     write_text(folder / CARD, card(None))
     upload = Upload(
@@ -216,11 +219,11 @@ def _write_summary(summary: Mapping[str, Any], target: Path) -> None:
 # Runs
 
 
-def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
+def _stage_run(run: Path, folder: Path) -> _Content:
     """Copy the published files of a finished run into a folder, and verify the copy."""
     config, summary = read_run(run)
     level = mapping(summary, "pairs").get("level")
-    if level not in _PAIR_TABLES:
+    if level not in PAIR_TABLES:
         raise RunError(
             f"{run}: run.json does not name the level of its pairs; write them again with `reasonrag pairs {run}`"
         )
@@ -234,7 +237,7 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
     counts: Counter[tuple[str, str]] = Counter()  # by data set and split
     for split in files.keys() - {"nodes"}:
         for path in files[split]:
-            for batch in read_batches(path, _PAIR_TABLES[level](), columns=["dataset"]):
+            for batch in read_batches(path, PAIR_TABLES[level](), columns=["dataset"]):
                 counts.update((dataset or "unnamed", split) for dataset in batch.column("dataset").to_pylist())
     if not counts:
         raise DataError(
@@ -250,8 +253,8 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
     # Verify the copies that will be sent, not their sources.
     verified = verify(folder)
     verified.refuse_grave()
-    facts = {"has_policy_card": policy_card is not None, "contradictions": verified.pairs}
-    data, body = _data_card(config, summary, counts, options, facts)
+    data, values = _data_card(config, summary, counts)
+    values |= {"has_policy_card": policy_card is not None, "contradictions": verified.pairs}
     # By these `load_dataset` finds the files of each split.
     pairs = [{"split": split, "path": f"pairs/{split}-*"} for split in files if split != "nodes"]
     trees = [{"split": "nodes", "path": "trees/nodes-*"}]
@@ -261,17 +264,11 @@ def _stage_run(run: Path, folder: Path, options: PublishOptions) -> _Content:
     ]
     warning = str(verified.pairs)
     advice = f"; `reasonrag pairs {run}` derives pairs without any" if warning else ""
-    return _Content(data, body, f"{counts.total():,} pairs", warning + advice)
+    return _Content(data, values, f"{counts.total():,} pairs", warning + advice)
 
 
-def _data_card(
-    config: Config,
-    summary: Mapping[str, Any],
-    counts: Counter[tuple[str, str]],
-    options: PublishOptions,
-    facts: Mapping[str, Any],
-) -> tuple[Yaml, str]:
-    """Return the YAML values and the text of the card of a run's data."""
+def _data_card(config: Config, summary: Mapping[str, Any], counts: Counter[tuple[str, str]]) -> tuple[Yaml, Yaml]:
+    """Return the YAML values of the card of a run's data, and the values of its template."""
     level = summary["pairs"]["level"]
     names = sorted({name for name, _ in counts})
     splits = splits_of_names(config.questions.dataset or "", config.questions.split)
@@ -281,30 +278,25 @@ def _data_card(
     if retrieval.corpus or retrieval.index or retrieval.is_remote or (retrieval.kind or "").startswith("python:"):
         sources["the corpus that was searched"] = []  # its passages are in the data, too
     licences = sorted(set(chain(*sources.values())))
-    licence = options.licence and options.licence.lower()
-    data: Yaml = {"license": licence or UNKNOWN, "task_categories": ["question-answering", "text-generation"]}
+    data: Yaml = {"license": UNKNOWN, "task_categories": ["question-answering", "text-generation"]}
     data["tags"] = _DATA_TAGS
     if all(sources.values()):  # the licence of the whole is known only if that of each source is
         data["language"] = ["en"]
-        data["license"] = licence or (licences if len(licences) > 1 else licences[0])
-    body = render(
-        kind="dataset",
-        repo_id=options.repo_id,
-        compared="steps" if level == "step" else "whole trajectories",
-        names=names,
-        total=counts.total(),
-        counts=[(name, counts[name, "train"], counts[name, "test"]) for name in names],
-        config=config,
-        summary=summary,
-        columns=_PAIR_TABLES[level].columns,
-        tree_columns=tree_schema.columns,
-        settings=fenced_yaml(config.model_dump(mode="json", include={"search", "value", "pairs", "format"})),
-        policy_kind=(config.policy.address.backend or BACKENDS["hf"]).description,
-        sources=[(name, splits.get(name), ", ".join(known) or UNKNOWN) for name, known in sources.items()],
-        licence=licence,
-        **facts,
-    )
-    return data, body
+        data["license"] = licences if len(licences) > 1 else licences[0]
+    return data, {
+        "kind": "dataset",
+        "compared": "steps" if level == "step" else "whole trajectories",
+        "names": names,
+        "total": counts.total(),
+        "counts": [(name, counts[name, "train"], counts[name, "test"]) for name in names],
+        "config": config,
+        "summary": summary,
+        "columns": PAIR_TABLES[level].columns,
+        "tree_columns": tree_schema.columns,
+        "settings": fenced_yaml(config.model_dump(mode="json", include={"search", "value", "pairs", "format"})),
+        "policy_kind": (config.policy.address.backend or BACKENDS["hf"]).description,
+        "sources": [(name, splits.get(name), ", ".join(known) or UNKNOWN) for name, known in sources.items()],
+    }
 
 
 def _policy_card(config: Config, fingerprint: Any) -> PolicyCard | None:
@@ -323,7 +315,7 @@ def _policy_card(config: Config, fingerprint: Any) -> PolicyCard | None:
 # Policies
 
 
-def _stage_policy(path: Path, folder: Path, options: PublishOptions) -> _Content:
+def _stage_policy(path: Path, folder: Path, report: Path | None) -> _Content:
     """Copy the published files of a finished training run into a folder, and verify the copy."""
     training = finished(path)
     if training is None:
@@ -340,47 +332,39 @@ def _stage_policy(path: Path, folder: Path, options: PublishOptions) -> _Content
                 _place_model_file(source, folder / source.relative_to(path))
     _write_summary(training | {"files": written_files(folder)}, folder / SUMMARY)
     verify(folder).refuse_grave()
-
-    measured = _measured(options.report, path) if options.report else None
-    kind: Literal["adapter", "full"] = "adapter" if (path / _ADAPTER).is_file() else "full"
-    facts = {"has_curves": (path / _CURVES).is_file(), "measured": measured}
-    data, body = _model_card(training, kind, options, facts)
-    return _Content(data, body, f"{kind} weights")
+    return _model_card(path, training, report)
 
 
-def _model_card(
-    training: Mapping[str, Any], kind: Literal["adapter", "full"], options: PublishOptions, facts: Mapping[str, Any]
-) -> tuple[Yaml, str]:
-    """Return the YAML values and the text of the card of a policy; `training` is the content of `training.json`."""
-    licence = options.licence and options.licence.lower()
+def _model_card(path: Path, training: Mapping[str, Any], report: Path | None) -> _Content:
+    """Return the card of a policy; `training` is the content of `training.json`."""
+    measured = _measured(report, path) if report else None
+    kind = "adapter" if (path / _ADAPTER).is_file() else "full"
     model = mapping(training, "model")
     base, checksum = str(model.get("name") or UNKNOWN), str(model.get("checksum") or "")
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base, re.ASCII) is not None
     # The checksum of a local folder starts with its name.
     base_on_hub = bool(checksum) and is_name and not _FOLDER_CHECKSUM.fullmatch(checksum)
     stage = str(training.get("stage"))
-    data: Yaml = {"license": licence or UNKNOWN}
+    data: Yaml = {"license": UNKNOWN}
     if base_on_hub:
         data |= {"base_model": base, "base_model_relation": "adapter" if kind == "adapter" else "finetune"}
     data["library_name"] = "peft" if kind == "adapter" else "transformers"
     data["pipeline_tag"] = "text-generation"
     data["tags"] = ["agentic-rag", "process-reward", "trl", "reasonrag", stage]
     trained_on = {name: value for name, value in mapping(training, "data").items() if name != "lengths"}
-    body = render(
-        kind="policy",
-        repo_id=options.repo_id,
-        name=options.repo_id.partition("/")[2],
-        weights=kind,
-        base=base,
-        base_on_hub=base_on_hub,
-        stage=stage,
-        summary=training,
-        data=fenced_yaml(trained_on),
-        settings=fenced_yaml(mapping(training, "settings")),
-        licence=licence,
-        **facts,
-    )
-    return data, body
+    values = {
+        "kind": "policy",
+        "weights": kind,
+        "base": base,
+        "base_on_hub": base_on_hub,
+        "stage": stage,
+        "summary": training,
+        "data": fenced_yaml(trained_on),
+        "settings": fenced_yaml(mapping(training, "settings")),
+        "has_curves": (path / _CURVES).is_file(),
+        "measured": measured,
+    }
+    return _Content(data, values, f"{kind} weights")
 
 
 def _place_model_file(source: Path, target: Path) -> None:

@@ -70,7 +70,10 @@ def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Fi
         files: relative to it.
         places: see `places_of`.
     """
-    patterns = _patterns(places)
+    folders = "".join(f"|{re.escape(place[1:])}" for place in places if place.startswith("/"))
+    hosts = [(PATH, re.compile(rf"\b{re.escape(place)}\b")) for place in places if not place.startswith("/")]
+    homes = [(PATH, re.compile(f"{_POSIX_PATH}{folders})")), (PATH, re.compile(_WINDOWS_PATH))]
+    patterns = [*homes, *hosts, (EMAIL, re.compile(_EMAIL))]
     rows: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for file in sorted(files):
         search = _search_table if file.endswith(".parquet") else _search_text
@@ -80,17 +83,6 @@ def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Fi
     for (file, column, kind, what), positions in rows.items():
         findings.append(Finding(file, column, positions[0], kind, what, len(positions)))
     return findings
-
-
-def _patterns(places: Sequence[str]) -> Patterns:
-    folders, hosts = "", []
-    for place in places:
-        if place.startswith("/"):
-            folders += f"|{re.escape(place[1:])}"
-        else:
-            hosts.append((PATH, re.compile(rf"\b{re.escape(place)}\b")))
-    homes = [(PATH, re.compile(f"{_POSIX_PATH}{folders})")), (PATH, re.compile(_WINDOWS_PATH))]
-    return [*homes, *hosts, (EMAIL, re.compile(_EMAIL))]
 
 
 def _search_text(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str]]:
@@ -133,18 +125,16 @@ def _search_table(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, st
                 for position, text in enumerate(values.to_pylist()):
                     if text:
                         positions[text].append(position if rows is None else rows[position].as_py())
-                for text in _suspects(list(positions), patterns):
+                # One search over a thousand rows, which in most batches finds
+                # nothing, is much faster than a thousand searches.
+                together = "\n\n".join(positions)
+                if not find_secrets(together) and not any(_matches(together, patterns)):
+                    continue
+                for text, text_rows in positions.items():
                     for kind, what in _findings(text, patterns):
-                        for row in positions[text]:
+                        for row in text_rows:
                             yield column, first_row + row, kind, what
             first_row += batch.num_rows
-
-
-def _suspects(texts: Sequence[str], patterns: Patterns) -> Sequence[str]:
-    """Return the texts, or none of them if one search over all together finds nothing, as in most batches."""
-    # One search over a thousand rows is much faster than a thousand searches.
-    together = "\n\n".join(texts)
-    return texts if find_secrets(together) or any(_matches(together, patterns)) else ()
 
 
 def _findings(text: str, patterns: Patterns) -> Iterator[tuple[str, str]]:

@@ -199,12 +199,8 @@ def _check_trees(path: Path, files: Sequence[Path], verified: Verified) -> None:
     """Check each question's rows, and learn which questions have the same text."""
     spre: dict[str, Any] = {}
     if read_json(path / "run.json") is not None:
-
-        def read_value() -> None:
-            value = read_run(path)[0].value
-            spre.update(alpha=value.alpha, weighting=value.weighting)
-
-        verified.check("config.yaml", read_value)
+        names = {"alpha", "weighting"}
+        verified.check("config.yaml", lambda: spre.update(read_run(path)[0].value.model_dump(include=names)))
     # The columns of the shape alone: texts are most of a table and prove nothing about the tree.
     batches = (batch for file in files for batch in read_batches(file, tables.tree_schema(), columns=SHAPE))
     questions: set[Question] = set()

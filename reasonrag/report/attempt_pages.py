@@ -27,7 +27,6 @@ from reasonrag.training.run import SUMMARY, panels
 Question = tuple[str, str]  # data set, id
 Result = Row | str  # a row of `tables.trajectory_schema`, or the cause of a missing one
 
-_METRICS = "metrics.json"
 # Columns of `tables.trajectory_schema` that describe the question, or are shown as steps.
 _NOT_FACTS = ("dataset", "question_id", "question", "golden_answers", "kind", "hops", "trajectory", "grade")
 _MOST_LINES = 6  # a panel with more lines becomes one chart per line, because their scales differ
@@ -39,7 +38,7 @@ class Attempts:
     """All attempts of one policy at one setting.
 
     Attributes:
-        label: short name of the policy at this setting.
+        label: short name of the policy at this setting, without the setting if it is the only one.
         setting: name of the setting.
         folder: of the policy, in the evaluation's folder.
         failures: causes of the attempts that were set aside.
@@ -48,21 +47,21 @@ class Attempts:
     label: str
     setting: str
     folder: Path
-    failures: Mapping[Question, str]
+    failures: dict[Question, str]
 
 
 def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
     """Write the pages of a finished evaluation into `out`, see `write_report`."""
-    file = evaluation / _METRICS
+    file = evaluation / "metrics.json"
     metrics = require_json(file)
     with reading(file):
+        attempts = _attempts_of(evaluation, metrics)
         charts: list[Panel | BarChart] = []
         for metric in measured(metrics, "page"):
             bars = []
-            for policy, setting, at_setting in points(metrics):
+            for attempt, (*_, at_setting) in zip(attempts, points(metrics), strict=True):
                 if interval := at_setting.get(metric.name):
-                    label = _label(metrics, policy, setting)
-                    bars.append(Bar("mean", label, interval["mean"], interval["low"], interval["high"]))
+                    bars.append(Bar("mean", attempt.label, interval["mean"], interval["low"], interval["high"]))
             if bars:
                 charts.append(BarChart(metric.label, "mean and 95 % interval", tuple(bars)))
         overview = {
@@ -72,7 +71,6 @@ def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
             "bold_note": bold_note(metrics["differences"]),
             "judge": (metrics["judge"] or {}).get("model"),
         }
-    attempts = _attempts_of(evaluation, metrics)
     with open_site(out) as site:
         pages = (_question_page(attempts, question, results) for question, results in questions(attempts))
         site.write_pages("attempts.html.j2", pages)
@@ -81,24 +79,15 @@ def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
 
 def _attempts_of(folder: Path, metrics: Mapping[str, Any]) -> list[Attempts]:
     """Return the policies and settings of an evaluation, in its order; `metrics` is the content of `metrics.json`."""
-    attempts = []
-    for policy, settings in metrics["policies"].items():
-        with reading(folder / _METRICS):
-            if Path(policy).name != policy:
-                raise ValueError(f"policy {policy!r} is not the name of a folder")
-            failures: dict[str, dict[Question, str]] = {setting: {} for setting in settings}
-            for failure in metrics["failures"]:
-                if failure["policy"] == policy:
-                    failures[failure["setting"]][_question(failure)] = failure["cause"]
-        for setting in settings:
-            label = _label(metrics, policy, setting)
-            attempts.append(Attempts(label, setting, folder / policy, failures[setting]))
-    return attempts
-
-
-def _label(metrics: Mapping[str, Any], policy: str, setting: str) -> str:
-    """Return the short name of a policy at a setting: without the setting if it is the only one."""
-    return policy if len(metrics["policies"][policy]) == 1 else f"{policy} {setting}"
+    attempts = {}
+    for policy, setting, _ in points(metrics):
+        if Path(policy).name != policy:
+            raise ValueError(f"policy {policy!r} is not the name of a folder")
+        label = policy if len(metrics["policies"][policy]) == 1 else f"{policy} {setting}"
+        attempts[policy, setting] = Attempts(label, setting, folder / policy, {})
+    for failure in metrics["failures"]:
+        attempts[failure["policy"], failure["setting"]].failures[_question(failure)] = failure["cause"]
+    return list(attempts.values())
 
 
 def _question(row: Mapping[str, Any]) -> Question:

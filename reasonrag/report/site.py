@@ -17,13 +17,14 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import tee, zip_longest
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reasonrag.core.errors import RunError
 from reasonrag.core.plots import BarChart, Panel, images
-from reasonrag.core.text import excerpt, one_line, printable
+from reasonrag.core.text import excerpt, map_texts, one_line, printable
 from reasonrag.storage.files import write_text, writing
 from reasonrag.storage.folder import Folder
 from reasonrag.storage.parquet import Row
@@ -72,11 +73,10 @@ class Site:
 
         Pages are named by their numbers: ids come from outside and never become file names.
         """
-        remaining = iter(pages)
         # One page ahead, because each page links to the next one.
-        page, number = next(remaining, None), 0
-        while page is not None:
-            following = next(remaining, None)
+        current, ahead = tee(pages)
+        next(ahead, None)
+        for number, (page, following) in enumerate(zip_longest(current, ahead)):
             name = f"questions/{number:05d}.html"
             text = render(
                 template,
@@ -89,9 +89,8 @@ class Site:
             )
             (self.out / name).write_text(text, encoding="utf-8")
             for row in page.rows:
-                cells = map(_shortened_cell, row.cells)  # all rows are in the browser at once
+                cells = map_texts(row.cells, _shortened_cell)  # all rows are in the browser at once
                 self._rows.append([len(self._rows), *cells, name + row.anchor, row.marks])
-            page, number = following, number + 1
 
     def write_index(self, template: str, **values: Any) -> Path:
         """Write the rows of the list and then the first page; return its path."""
@@ -129,10 +128,8 @@ def open_site(out: Path) -> Iterator[Site]:
         yield Site(out)
 
 
-def _shortened_cell(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if len(value) <= _CELL_CHARS else shortened(value, _CELL_CHARS)
-    return [_shortened_cell(item) for item in value] if isinstance(value, list | tuple) else value
+def _shortened_cell(text: str) -> str:
+    return text if len(text) <= _CELL_CHARS else shortened(text, _CELL_CHARS)
 
 
 class TextPool:
@@ -253,13 +250,7 @@ def visible(value: Any) -> Any:
     >>> visible({"a": ["b\\u202ec", 1]})
     {'a': ['b�c', 1]}
     """
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {visible(key): visible(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [visible(item) for item in value]
-    return value
+    return map_texts(value, printable)
 
 
 def shortened(text: str, length: int) -> str:

@@ -20,8 +20,7 @@ from reasonrag.storage.parquet import Row
 
 _LEGEND = "* best path (highest SPRE)  ! malformed  x ended without an answer  ~ cut off"
 _STYLES = {"*": "bold green", "!": "red", "x": "yellow", "~": "yellow"}
-_LONGEST_QUESTION = 300
-_LONGEST_CONTENT = 300
+_MOST_CHARS = 300  # of a question, an answer or a step
 _SPREAD = ("count", "mean", "min", "p25", "median", "p75", "p95", "max")
 _USED = ("calls", "prompt_tokens", "completion_tokens", "cost")
 
@@ -39,9 +38,9 @@ def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False)
     """
     root = tree.root
     golden = " | ".join(root["golden_answers"])
-    question = f"{root['question'][:_LONGEST_QUESTION]}  [{root['dataset']} {root['question_id']}]"
+    question = f"{root['question'][:_MOST_CHARS]}  [{root['dataset']} {root['question_id']}]"
     heading = Text(_inert(question), style="bold")
-    heading.append(f"\ngold: {_inert(golden)[:_LONGEST_CONTENT]}\n{_scores(root)}", style="not bold")
+    heading.append(f"\ngold: {_inert(golden)[:_MOST_CHARS]}\n{_scores(root)}", style="not bold")
     path = set(tree.best_path)
     drawn = {0: Drawing(heading)}
     hidden: Counter[int] = Counter()  # the number of nodes below each drawn node
@@ -130,7 +129,7 @@ def _node(row: Row, best: bool) -> Text:
     if grade := row.get("grade"):
         text.append(_inert(f"outcome={_number(grade['value'])} ({grade['reason'][:80]})") + "  ")
     said = f"{row['content']}: {row['text']}" if row["action"] == "malformed" else row["content"]
-    text.append(_inert(said)[:_LONGEST_CONTENT])
+    text.append(_inert(said)[:_MOST_CHARS])
     return text
 
 

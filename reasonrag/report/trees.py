@@ -60,10 +60,7 @@ class QuestionTree:
     def best_path(self) -> tuple[int, ...]:
         """Ids from the root to the answer of the highest SPRE (the oldest of equals); empty if no answer has any."""
         answers = [row for row in self.nodes if row["f1"] is not None and row["spre"]]
-        return self.path(max(answers, key=lambda row: row["spre"])["node_id"]) if answers else ()
-
-    def path(self, node_id: int) -> tuple[int, ...]:
-        """Return the ids from the root to a node, both included."""
+        node_id = max(answers, key=lambda row: row["spre"])["node_id"] if answers else -1
         path = []
         while node_id >= 0:
             path.append(node_id)

@@ -3,12 +3,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from functools import partial
 from statistics import fmean
 
 import pytest
 
-from reasonrag.commands.evaluate import _run as run_evaluation
+from reasonrag.commands.evaluate import print_results
 from reasonrag.core.errors import ConfigError, Interrupted
 from reasonrag.core.types import Question
 from reasonrag.evaluation.metrics import JUDGED, Examiner, StepCounts
@@ -201,7 +200,7 @@ def test_reasons_for_being_out_of_form_are_counted(questions, tmp_path):
 
 def test_points_that_the_format_costs_are_said_in_a_line(questions, tmp_path, capsys):
     configs = toys(questions, "direct", "endless", format__name="search_r1", run__max_unreadable=1)
-    assert run_evaluation(partial(Evaluation, configs, tmp_path / "out"), lambda out, numbers: None) == 0
+    assert print_results(Evaluation(configs, tmp_path / "out").run(), tmp_path / "out") == 0
     said = " ".join(capsys.readouterr().err.split())
     line = "of 12 attempts 12 end without an answer that can be read, and 0 score no exact match though"
     assert f"the format costs endless at t1_s8_k3 points that say nothing of its knowledge: {line}" in said
