@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from reasonrag.core.config import PolicyCard
@@ -123,23 +124,22 @@ def _steps(attempt: Sequence[Row], format: Format, read_ids: bool) -> Iterator[t
     last = attempt[-1]
     is_forced = last["stop_reason"] == "forced_answer"
     for number, row in enumerate(attempt, 1):
-        prompt = read_prompt(attempt[:number], row["stop"], read_ids=read_ids)
-        end = step_end(row)
+        written = read_step(attempt[:number], read_ids=read_ids)
         # A search in a growing turn is followed by its passages; any other step ends the policy's turn.
         ends_turn = row["action"] == "answer" or not format.append_only
-        if end == "stop" and _ids(row) is None and ends_turn:
-            end = "turn"
-        yield FORCED if is_forced and row is last else row["action"], StepText(prompt, row["text"], end, _ids(row))
+        if written.end == "stop" and written.token_ids is None and ends_turn:
+            written = replace(written, end="turn")
+        yield FORCED if is_forced and row is last else row["action"], written
         passages = tuple(Passage(**passage) for passage in row["passages"] or ())
-        completion = Completion(row["text"], token_ids=_ids(row) if read_ids else None)
-        steps = (*steps, Step(prompt, completion, _ACTIONS[row["action"]](row["content"]), passages))
+        completion = Completion(row["text"], token_ids=written.token_ids if read_ids else None)
+        steps = (*steps, Step(written.prompt, completion, _ACTIONS[row["action"]](row["content"]), passages))
     question = Question(last["question_id"], last["question"], (), last["dataset"])
     if (text := answer_asked(question, steps, format, final=not is_forced)) is not None:
         yield "answer" if is_forced else FORCED, text
 
 
-def read_prompt(path: Sequence[Row], stop: Sequence[str], *, read_ids: bool) -> Prompt:
-    """Return the prompt of the last step of a path from the root, of rows with the columns of a node.
+def read_step(path: Sequence[Row], *, read_ids: bool) -> StepText:
+    """Return the last step of a path from the root, of rows with the columns of a node.
 
     `read_ids`: it read the ids that it had sampled, not text that was encoded again.
     """
@@ -147,7 +147,8 @@ def read_prompt(path: Sequence[Row], stop: Sequence[str], *, read_ids: bool) -> 
     whole = [{"text": row["prefix"], "token_ids": None}] if row["prefix"] else []
     turn = (open_turn(path) if read_ids else None) or whole
     messages = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
-    return Prompt(messages, tuple(Span(span["text"], _ids(span)) for span in turn), tuple(stop))
+    prompt = Prompt(messages, tuple(Span(span["text"], _ids(span)) for span in turn), tuple(row["stop"]))
+    return StepText(prompt, row["text"], step_end(row), _ids(row))
 
 
 def _ids(row: Row) -> tuple[int, ...] | None:
