@@ -114,16 +114,15 @@ def tokenise(
     source, noun = data_of(settings), preferences.noun
     # The rules see all rows, whatever a limit takes: the
     # same data is refused or accepted with any sample.
-    rules = PairRules()
+    rules, samples, kinds = PairRules(), {}, {}
     for split, rows in (("train", preferences.train), ("test", preferences.test)):
         for row in rows:
             rules.add_row(split, row)
+        samples[split] = _sample(rows, settings)
+        kinds[split] = dict(Counter(row.types[0] for row in samples[split] if row.types[0]).most_common())
     rules.check_questions(source)
-    train, test = _sample(preferences.train, settings), _sample(preferences.test, settings)
+    train, test = samples["train"], samples["test"]
     log(f"{len(train)} {noun} to train on, {len(test)} held out")
-    kinds = {}
-    for split, rows in (("train", train), ("test", test)):
-        kinds[split] = dict(Counter(row.types[0] for row in rows if row.types[0]).most_common())
     if kinds["train"]:
         log("kinds of steps to learn: " + ", ".join(f"{count} {kind}" for kind, count in kinds["train"].items()))
     if str(rules):
@@ -141,13 +140,14 @@ def tokenise(
     # Shares in [0, 1] of the steps.
     shares = {name: encoded[name] / max(step_count, 1) for name in _ENCODED}
     counts = {}
-    for split, name in (("train", "train"), ("test", "held_out")):
-        counts[name] = {noun: len(kept[split]), "questions": len({pair.group for pair in kept[split]})}
+    for split, members in kept.items():
+        counts[split] = {noun: len(members), "questions": len({pair.group for pair in members})}
     path, checksum = Path(source), preferences.checksum()
     facts = {
         "source": path.resolve().name if path.exists() else source,  # no path of this machine
         "checksum": checksum,
-        **counts,
+        "train": counts["train"],
+        "held_out": counts["test"],
         "kinds": kinds,
         "trajectories": preferences.trajectories,
         "contradictory": rules.summary(),
@@ -266,11 +266,10 @@ class _Encoder:
 
     def _whole_turns(self, place: str, sides: ChatSides | TextSides) -> tuple[tuple[Segment], tuple[Segment]]:
         """Return both sides by TRL's rule: scored from the first token in which the prompt and either side differ."""
-        if isinstance(sides, TextSides):
-            read, with_chosen, with_rejected = (self._ids(text) for text in self._plain_texts(sides))
-        else:
-            texts = self._chat_texts(place, sides)
-            read, with_chosen, with_rejected = (self._ids(text, add_special_tokens=False) for text in texts)
+        is_text = isinstance(sides, TextSides)
+        texts = self._plain_texts(sides) if isinstance(sides, TextSides) else self._chat_texts(place, sides)
+        # A chat template writes the special tokens.
+        read, with_chosen, with_rejected = (self._ids(text, add_special_tokens=is_text) for text in texts)
         # Tokens of prompt and completion may merge, so the
         # prompt's ids need not begin those of the whole.
         border = min(common_length(read, with_chosen), common_length(read, with_rejected))
