@@ -233,21 +233,17 @@ def mark_complete(checkpoint: Path, *, seconds: float = 0.0) -> None:
 
 def _checkpoints(out: Path) -> list[Path]:
     """Return all checkpoints, complete or not, by step."""
-    by_step: dict[int, Path] = {}
-    for path in (out / CHECKPOINTS).glob("checkpoint-*"):
-        step = path.name.removeprefix("checkpoint-")
-        if step.isdecimal():
-            by_step[int(step)] = path
-    return [by_step[step] for step in sorted(by_step)]
+    found = [(path.name.removeprefix("checkpoint-"), path) for path in (out / CHECKPOINTS).glob("checkpoint-*")]
+    return [path for _, path in sorted((int(step), path) for step, path in found if step.isdecimal())]
 
 
 def require_enough(settings: TrainSettings, facts: Mapping[str, Any]) -> None:
     """Raise DataError if there are fewer questions or examples to train on than `settings` ask for."""
     counts, allowing = facts["train"], []
     for noun, count in counts.items():
-        name = "min_questions" if noun == "questions" else "min_examples"
-        if count < getattr(settings, name):
-            allowing.append(f"--{name.replace('_', '-')} {count}")
+        name = "questions" if noun == "questions" else "examples"
+        if count < getattr(settings, f"min_{name}"):
+            allowing.append(f"--min-{name} {count}")
     if allowing:
         found = " of ".join(f"{count} {noun}" for noun, count in counts.items())
         raise DataError(
@@ -292,16 +288,6 @@ class TrainingData:
     make_rows: Callable[[], Mapping[str, TokenRows]]  # by split (`train`, `test`); called if they are not on disk yet
 
 
-@dataclass(slots=True)
-class _ResumePlan:
-    """The broadcast of the first process: paths of rows and checkpoint, or the summary of a finished run."""
-
-    out: Path
-    rows: Path | None = None
-    checkpoint: Path | None = None
-    finished: dict[str, Any] | None = None
-
-
 class TrainingRun(Generic[S]):
     """A training run from its settings to a finished folder; `dpo.train` shows how its methods follow each other.
 
@@ -333,7 +319,7 @@ class TrainingRun(Generic[S]):
         self._is_unnamed = out is None
         self._data: TrainingData | None = None  # only the first process reads the data
         self._identity: dict[str, Any] = {}
-        self._plan = _ResumePlan(self.out)
+        self._checkpoint: Path | None = None  # from which the run resumes
         self._stack = contextlib.ExitStack()
 
     def prepare(self, config: Any, **own: Any) -> None:
@@ -386,17 +372,17 @@ class TrainingRun(Generic[S]):
         broadcast_object_list(message, from_process=0)
         if isinstance(message[0], InputError):
             raise message[0]
-        self._plan = message[0]
-        self.out = self._plan.out
+        self.out, rows, self._checkpoint = message[0]
         self.arguments.output_dir = str(self.out / CHECKPOINTS)
-        if self._plan.rows is None:
-            self.summary = self._plan.finished or {}
+        if rows is None:
+            self.summary = finished(self.out) or {}
             return None
-        splits = [self._plan.rows / "train", self._plan.rows / "test"]
+        splits = [rows / "train", rows / "test"]
         train, test = (load_from_disk(str(split)) if split.exists() else None for split in splits)
         return train, test
 
-    def _make_plan(self, data: TrainingData) -> _ResumePlan:
+    def _make_plan(self, data: TrainingData) -> tuple[Path, Path | None, Path | None]:
+        """Return the folder, that of the token rows (None of a finished run), and the checkpoint to resume from."""
         settings, defaults = self.settings, type(self.settings)()
         require_enough(settings, data.facts)
         self._data = data
@@ -415,14 +401,14 @@ class TrainingRun(Generic[S]):
             folder.bind(settings, summary["identity"])  # files that were cut since then are mended
             self.log("this training run is already finished")
             self._merge_adapter()
-            return _ResumePlan(self.out, finished=summary)
+            return self.out, None, None
         checkpoint = last_checkpoint(self.out, self.log)
         for other in _checkpoints(self.out):
             if checkpoint_problem(other, fully=False):  # it could be taken for the newest one of two to keep
                 shutil.rmtree(other)
         if checkpoint is not None:
             self.log(f"resuming from {checkpoint.name}")
-        return _ResumePlan(self.out, self._write_rows(data), checkpoint)
+        return self.out, self._write_rows(data), checkpoint
 
     def _write_rows(self, data: TrainingData) -> Path:
         """Write the token rows as files: processes share them, and TRL caches its own columns in their folder."""
@@ -451,13 +437,13 @@ class TrainingRun(Generic[S]):
         settings, arguments = self.settings, self.arguments
         if test is None:
             arguments.eval_strategy = type(arguments.eval_strategy)("no")
-        arguments.eval_on_start = test is not None and self._plan.checkpoint is None
+        arguments.eval_on_start = test is not None and self._checkpoint is None
         model = load_weights(self.source, settings)
         self.chat.check_fits(model)
         stop_at_end_of_turn(model, self.chat)
         # An adapter that is trained further stays the one that it is.
         new_adapter = settings.method == "lora" and not self.source.is_adapter
-        checkpoint = self._plan.checkpoint
+        checkpoint = self._checkpoint
         try:
             trainer = kind(
                 model=model,
@@ -502,23 +488,20 @@ class TrainingRun(Generic[S]):
         torch.set_num_threads(choose_threads(trainer.model))
         stop = self._stack.enter_context(StopOnSignal(self.log, getattr(trainer, "batch_steps", 1)))
         trainer.add_callback(stop)
-        checkpoint = self._plan.checkpoint
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        trainer.train(resume_from_checkpoint=self._checkpoint and str(self._checkpoint))
         check()
-        steps, planned = trainer.state.global_step, trainer.state.max_steps
+        state = trainer.state
+        steps, planned, best = state.global_step, state.max_steps, state.best_global_step
         if steps < planned:
-            message = f"stopped after step {steps} of {planned}; a checkpoint is kept"
-            raise Interrupted(message, number=stop.number)
+            raise Interrupted(f"stopped after step {steps} of {planned}; a checkpoint is kept", number=stop.number)
         trainer.check_weights()
-        if (best := trainer.state.best_global_step) is None:
-            return
-        if line := trainer.why_best():
+        if best is not None and (line := trainer.why_best()):
             self.log(line)
-        if best != steps:
+        if best not in (None, steps):
             checkpoint = self.out / CHECKPOINTS / f"checkpoint-{best}"
             if problem := checkpoint_problem(checkpoint):
                 raise RunError(f"{checkpoint} was the best on held-out rows, and {problem}; start in a new folder")
-            trainer.state.best_model_checkpoint = str(checkpoint)  # the folder may have moved
+            state.best_model_checkpoint = str(checkpoint)  # the folder may have moved
             trainer._load_best_model()
 
     def evaluate(self, trainer: Any) -> None:
