@@ -255,12 +255,10 @@ class TreeSearch:
                     await complete_oldest()
 
                 # Select: from the root down, by Eq. 5, to a node that has room for a child.
-                selected = None if self._is_spent(tree, in_flight, completed) else self._select(tree, recorded)
-                while selected is None and in_flight:  # an iteration in flight may make room
-                    await complete_oldest()
-                    selected = None if self._is_spent(tree, in_flight, completed) else self._select(tree, recorded)
-                if selected is None:
-                    break  # nothing is left to expand, or the calls are spent
+                while self._is_spent(tree, in_flight, completed) or (selected := self._select(tree, recorded)) is None:
+                    if not in_flight:
+                        return tree  # nothing is left to expand, or the calls are spent
+                    await complete_oldest()  # an iteration in flight may make room
 
                 # Expand it by a step of the policy and value the new
                 # node, in a task. A terminal node keeps its value.
