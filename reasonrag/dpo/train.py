@@ -54,8 +54,8 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
         if loss_type not in LOSS_TYPES:  # TRL would notice at the first step
             raise ConfigError(f"loss_type {loss_type!r} is unknown{nearest(loss_type, LOSS_TYPES)}")
     # Model, folder and TRL's arguments. A mistake in them is an error before anything is read.
-    run = TrainingRun("dpo", settings, out, log=log)
-    run.prepare(DPOConfig, loss_type=loss_types, precompute_ref_log_probs=settings.reference == "precomputed")
+    own = {"loss_type": loss_types, "precompute_ref_log_probs": settings.reference == "precomputed"}
+    run = TrainingRun("dpo", settings, out, DPOConfig, log=log, **own)
 
     def read() -> TrainingData:
         # A run's folder, a file or a Hub data set ->
@@ -100,8 +100,7 @@ def train_sft(settings: SFTSettings, out: Path | None, *, log: Log = print) -> T
 
     The second is DPO's rival in arXiv:2505.14069, Table 3.
     """
-    run = TrainingRun("sft", settings, out, log=log)
-    run.prepare(SFTConfig)
+    run = TrainingRun("sft", settings, out, SFTConfig, log=log)
 
     def read() -> TrainingData:
         data = data_of(settings)

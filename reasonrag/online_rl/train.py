@@ -28,7 +28,7 @@ from reasonrag.online_rl.collector import (
 )
 from reasonrag.online_rl.rows import Row, training_rows
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.online_rl.task import Task, batched_retrievers, open_task, open_task_reward
+from reasonrag.online_rl.task import batched_retrievers, open_task, open_task_reward
 from reasonrag.pipeline.parts import open_engine
 from reasonrag.rollout import derive_seed
 from reasonrag.training.model import load_weights, lora_config
@@ -47,13 +47,13 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
     from trl import GRPOConfig
 
     task = open_task(settings)
-    run = TrainingRun("rl", settings, out, log=log)
-    run.prepare(GRPOConfig, **trl_settings(settings))
+    run = TrainingRun("rl", settings, out, GRPOConfig, log=log, **trl_settings(settings))
     with closing(RolloutLoop(task.config.stall_s)) as loop, run:
         loop.parts.push_async_callback(task.aclose)
-        run.log(task.describe())
+        remark = "" if task.held_out else ": no best policy is kept (validation.data names questions)"
+        run.log(f"{len(task.questions)} questions, {len(task.held_out)} held out for validation{remark}")
         # Rows are numbers for TRL's sampler: the collector chooses the questions by the step.
-        numbered_rows = run.open(task.data)
+        numbered_rows = run.open(lambda: task.data)
         if numbered_rows is None:  # the folder holds the finished run
             return run
 
@@ -65,14 +65,10 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         # The engine of build-tree and eval makes the trajectories.
         retriever, held_out_retriever = batched_retrievers(task)
         engine = open_engine(task.config, llm, retriever, task.format, tokens_flag="--set rollout.max_tokens=")
-        rollout, arguments = settings.rollout, run.arguments
+        rollout, process, processes = settings.rollout, run.arguments.process_index, run.arguments.world_size
+        seed = derive_seed(settings.seed, "rl")
         plan = BatchPlan(
-            task.questions,
-            rollout.group_size,
-            rollout.questions_per_step,
-            seed=derive_seed(settings.seed, "rl"),
-            process=arguments.process_index,
-            processes=arguments.world_size,
+            task.questions, rollout.group_size, rollout.questions_per_step, seed, process=process, processes=processes
         )
         collector = Collector(engine, reward, run.chat, plan, settings)
         held_out_engine = validation_engine(engine, held_out_retriever, temperature=settings.validation.temperature)
@@ -86,10 +82,9 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
             batch = trainer.roll_out(step)
             # Token ids as they were sampled and read. Only sampled
             # ones (mask 1) are trained on, passages are not.
-            rows = training_rows(
+            return batch, training_rows(
                 batch.groups, mask_truncated=settings.mask_truncated, credit=settings.credit, by_token=settings.by_token
             )
-            return batch, rows
 
         trainer = run.build_trainer(
             AgenticGRPOTrainer,
@@ -102,8 +97,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         )
         if settings.algorithm == "ppo":
             trainer.critic = open_critic(run, trainer)
-        save_best = partial(save_best_policy, trainer, run.out, task)
-        trainer.add_callback(MonitorCallback(trainer, save_best))
+        trainer.add_callback(MonitorCallback(trainer, partial(save_best_policy, trainer, run)))
         run.train(trainer, check=partial(check_collapse, trainer))
         run.evaluate(trainer)
         best = {"step": validation.best_step, "value": validation.best} if task.held_out else None
@@ -217,18 +211,17 @@ def _reject_sharded_weights(arguments: Any, reason: str) -> None:
         raise ConfigError(f"the weights are sharded over processes (FSDP, DeepSpeed), so {reason}")
 
 
-def save_best_policy(trainer: Any, out: Path, task: Task) -> None:
+def save_best_policy(trainer: Any, run: TrainingRun[RLSettings]) -> None:
     """Save the current policy in `best`, which is replaced only once the new one is complete."""
-    new, old = out / f".{BEST}.tmp", out / f".{BEST}.old"
+    best, new, old = run.out / BEST, run.out / f".{BEST}.tmp", run.out / f".{BEST}.old"
     # All processes take part in saving sharded weights; the first one writes and renames.
-    first = trainer.accelerator.is_main_process
-    if first:
+    if run.is_first:
         shutil.rmtree(new, ignore_errors=True)
     save_policy(trainer, new)
-    if first:
-        task.card.write(new)
+    if run.is_first:
+        run.write_card(new)
         shutil.rmtree(old, ignore_errors=True)
-        if (out / BEST).exists():
-            (out / BEST).replace(old)
-        new.replace(out / BEST)
+        if best.exists():
+            best.replace(old)
+        new.replace(best)
         shutil.rmtree(old, ignore_errors=True)

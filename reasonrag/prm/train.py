@@ -49,8 +49,7 @@ def train_prm(settings: PRMSettings, out: Path | None, *, log: Log = print) -> T
 
     `training.json` has under `measures` how good it is on the held-out questions.
     """
-    run = TrainingRun("prm", settings, out, log=log)
-    run.prepare(TrainingArguments, remove_unused_columns=False)
+    run = TrainingRun("prm", settings, out, TrainingArguments, log=log, remove_unused_columns=False)
     token_ids = answer_ids(run.chat, settings.tokens)
     run.model_files[PRM_FILE] = {"tokens": settings.tokens, "token_ids": token_ids, "at": "last token of a step"}
 

@@ -31,8 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from reasonrag.core.config import PolicyCard, copy_card
 from reasonrag.core.errors import ConfigError, DataError, InputError, Interrupted, RunError, check_limits
@@ -288,7 +287,7 @@ class TrainingData:
     make_rows: Callable[[], Mapping[str, TokenRows]]  # by split (`train`, `test`); called if they are not on disk yet
 
 
-class TrainingRun(Generic[S]):
+class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
     """A training run from its settings to a finished folder; `dpo.train` shows how its methods follow each other.
 
     Args:
@@ -296,7 +295,9 @@ class TrainingRun(Generic[S]):
         settings: `model` and `data` have to be set.
         out: a new folder, or one that holds this training run,
             which is then resumed; None chooses one in runs/.
+        config: the class of TRL's configuration. To make it joins the process group of a multi-process launch.
         log: receives lines for people, on the first process only.
+        own: arguments of `config` that only this kind of training run has.
 
     Attributes:
         source: the model to start from.
@@ -309,11 +310,15 @@ class TrainingRun(Generic[S]):
     NaN) and Interrupted (Ctrl-C or SIGTERM; a checkpoint is kept) can be raised.
     """
 
-    def __init__(self, stage: str, settings: S, out: Path | None, *, log: Log = print) -> None:
+    def __init__(self, stage: str, settings: S, out: Path | None, config: Any, *, log: Log = print, **own: Any) -> None:
         self.stage = stage
         self.settings = settings
         self.out = RUNS if out is None else Path(out)  # without a name it is chosen once the data is known
-        self.log = log
+        self.source: ModelSource = open_source(settings)
+        silence_libraries()
+        self.arguments = trl_arguments(config, settings, self.out, own=own)
+        self.is_first = self.arguments.process_index == 0
+        self.log = log if self.is_first else lambda line: None
         self.model_files: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
         self._is_unnamed = out is None
@@ -322,25 +327,9 @@ class TrainingRun(Generic[S]):
         self._checkpoint: Path | None = None  # from which the run resumes
         self._stack = contextlib.ExitStack()
 
-    def prepare(self, config: Any, **own: Any) -> None:
-        """Find the model and make TRL's configuration, which joins the process group of a multi-process launch.
-
-        `config` is TRL's class, `own` are arguments that only this kind of training run has.
-        """
-        self.source: ModelSource = open_source(self.settings)
-        silence_libraries()
-        self.arguments = trl_arguments(config, self.settings, self.out, own=own)
-        self.is_first = self.arguments.process_index == 0
-        if not self.is_first:
-            self.log = lambda line: None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.__exit__(*raised)
+        error = raised[1]
         if isinstance(error, Exception) and any(message in str(error) for message in _DISK_FULL):
             raise RunError(
                 f"{self.out}: the disk is full, or a quota or a limit on the size of files is reached; free some space "
