@@ -267,11 +267,10 @@ def rl_presets() -> dict[str, Tree]:
     """Return the presets of `rl train` by name; one that names a `base` is laid over it."""
     presets: dict[str, Tree] = {}
     for name, changes in read_yaml(Path(__file__).with_name("presets.yaml")).items():
-        tree: Tree = {}
+        presets[name] = {}
         # Section by section, so that a preset names only what differs from its base.
-        merge(tree, presets.get(changes.pop("base", ""), {}))
-        merge(tree, changes)
-        presets[name] = tree
+        for tree in (presets.get(changes.pop("base", ""), {}), changes):
+            merge(presets[name], tree)
     return presets
 
 
@@ -284,11 +283,9 @@ def load_rl_settings(
         ConfigError: an unknown key (with the nearest name), a value out of range, a contradiction.
     """
     explicit = gather(rl_presets(), preset=preset, file=file, overrides=overrides)
-    model = str(explicit.get("model") or "")
-    tree = carried_settings(ModelAddress.of_model(model))
-    tokens = tree.pop("policy", {}).get("max_tokens")
+    tree = carried_settings(ModelAddress.of_model(str(explicit.get("model") or "")))
     # The policy was trained to answer within this limit; here it is a setting of the rollouts.
-    if tokens:
+    if tokens := tree.pop("policy", {}).get("max_tokens"):
         tree["rollout"] = {"max_tokens": tokens}
     merge(tree, explicit)
     return validate(RLSettings, tree)

@@ -207,13 +207,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             tensors["advantages"] = torch.tensor(of_groups, device=tensors["advantages"].device).flatten()
         scored = torch.tensor(sum(row[REWARD] is not None for row in inputs), device=self.accelerator.device)
         weighed = self.weigh(tensors, scored=int(self.accelerator.gather(scored).sum()))
-        self._write_rollouts(
-            tensors["advantages"], weighed["advantages"], (tensors["completion_mask"] * tensors["tool_mask"]) > 0
-        )
-        return weighed
-
-    def _write_rollouts(self, of_trajectories: Any, of_rows: Any, own_tokens: Any) -> None:
-        """Log the rollouts with the advantages of the loss: `[N]` and `[R]`, or all `[R, T]` as `own_tokens`."""
+        # The log has the advantages of the loss by trajectory `[N]` and by row `[R]`, whatever each token has.
+        of_trajectories, of_rows, own_tokens = tensors["advantages"], weighed["advantages"], _own_tokens(tensors)
         if of_rows.dim() == 2:
             of_rows = (of_rows * own_tokens).sum(1) / own_tokens.sum(1).clamp(min=1)
         if of_trajectories.dim() == 2:  # of tokens: a trajectory has the mean of its rows
@@ -228,13 +223,14 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             process=self.args.process_index,
             format=self.rollouts.collector.engine.format,
         )
+        return weighed
 
     def _token_advantages(self, tensors: dict[str, Any]) -> Any:
         """Return `[R, T]` whitened advantages of PPO, whose critic then learns from the batch, or of REINFORCE++.
 
         REINFORCE++ (arXiv:2501.03262) is the same without a critic: all values are 0, and lambda is 1.
         """
-        own_tokens = (tensors["completion_mask"] * tensors["tool_mask"]) > 0
+        own_tokens = _own_tokens(tensors)
         # `[R, T]`: rewards of steps and outcome, at the tokens that earned them.
         rewards = pad_sequence([torch.tensor(row.extra) for row in self.rows], batch_first=True)
         rewards = pad(rewards, (0, own_tokens.size(1) - rewards.size(1))).to(own_tokens.device)
@@ -360,11 +356,32 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _split(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-        return list(_parts(inputs, self._part_sizes(inputs)))
+        """Return the parts of a batch that take a forward pass each, longest rows first, cut to their own length.
 
-    def _part_sizes(self, inputs: dict[str, Any]) -> list[int]:
-        """Return how many rows each forward pass takes of a batch whose rows are sorted, longest first."""
-        rows, most = len(inputs["completion_ids"]), self.args.per_device_train_batch_size
+        A single part is the batch as it is.
+        """
+        read, written = inputs["prompt_mask"].sum(1), inputs["completion_mask"].sum(1)
+        lengths, order = (read + written).sort(descending=True, stable=True)
+        sizes = self._part_sizes(lengths.tolist())
+        if len(sizes) == 1:
+            return [inputs]
+        length, parts = inputs["completion_ids"].size(1), []
+        for chosen in order.split(sizes):
+            part = {}
+            for name, value in inputs.items():
+                if isinstance(value, torch.Tensor) and value.ndim:
+                    value = value[chosen]
+                    if name in ("prompt_ids", "prompt_mask"):
+                        value = value[:, -int(read[chosen].max()) :]  # prompts are padded on the left
+                    elif value.ndim == 2 and value.size(1) == length:
+                        value = value[:, : max(int(written[chosen].max()), 1)]
+                part[name] = value
+            parts.append(part)
+        return parts
+
+    def _part_sizes(self, lengths: Sequence[int]) -> list[int]:
+        """Return how many rows of these lengths, the longest first, each forward pass takes."""
+        most = self.args.per_device_train_batch_size
         enough: float = _ENOUGH_TOKENS["cpu" if self.accelerator.device.type == "cpu" else "gpu"]
         has_bonus = self.args.entropy_coef != 0.0 or self.args.use_adaptive_entropy
         terms_of_parts = self.aux_loss_enabled or has_bonus or self.averaging == "bnpo"
@@ -372,10 +389,9 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             # All processes take the same number of passes, and
             # terms that are means over a pass count once a pass.
             enough = math.inf
-        lengths, sizes, start = _lengths(inputs).sort(descending=True).values.tolist(), [], 0
-        while start < rows:
-            sizes.append(int(min(most, rows - start, max(1, enough // lengths[start]))))
-            start += sizes[-1]
+        sizes: list[int] = []
+        while (start := sum(sizes)) < len(lengths):
+            sizes.append(int(min(most, len(lengths) - start, max(1, enough // lengths[start]))))
         return sizes
 
     @contextlib.contextmanager
@@ -502,32 +518,9 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
             self.save_best()
 
 
-def _lengths(inputs: dict[str, Any]) -> Any:
-    return inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
-
-
-def _parts(inputs: dict[str, Any], sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield parts of a batch with that many rows, longest rows first, without columns that are padding in all of them.
-
-    A single part is the batch as it is.
-    """
-    if len(sizes) == 1:
-        yield inputs
-        return
-    length = inputs["completion_ids"].size(1)
-    read, written = inputs["prompt_mask"].sum(1), inputs["completion_mask"].sum(1)
-    order = torch.argsort(_lengths(inputs), descending=True, stable=True)
-    for chosen in order.split(list(sizes)):
-        part = {}
-        for name, value in inputs.items():
-            if isinstance(value, torch.Tensor) and value.ndim:
-                value = value[chosen]
-                if name in ("prompt_ids", "prompt_mask"):
-                    value = value[:, -int(read[chosen].max()) :]  # prompts are padded on the left
-                elif value.ndim == 2 and value.size(1) == length:
-                    value = value[:, : max(int(written[chosen].max()), 1)]
-            part[name] = value
-        yield part
+def _own_tokens(tensors: dict[str, Any]) -> Any:
+    """Return `[R, T]` whether the policy wrote a token, and it is trained on."""
+    return (tensors["completion_mask"] * tensors["tool_mask"]) > 0
 
 
 def episode_reward(prompts: Any, completions: Any, episode_reward: list[float | None], **columns: Any) -> Any:
