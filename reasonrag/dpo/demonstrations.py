@@ -7,7 +7,7 @@ never written a step needs every stage of good attempts, the answer at the last 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -15,19 +15,7 @@ from reasonrag.core.config import PolicyCard
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import cover_match, normalize_answer
-from reasonrag.core.types import (
-    Action,
-    Answer,
-    Completion,
-    Message,
-    Note,
-    Passage,
-    Prompt,
-    Question,
-    Search,
-    Span,
-    Step,
-)
+from reasonrag.core.types import Answer, Completion, Message, Note, Passage, Prompt, Question, Search, Span, Step
 from reasonrag.dpo.pairs import open_turn, path_from_root, path_outcome, split_trees
 from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText
 from reasonrag.formats import Format, open_format
@@ -43,7 +31,7 @@ _NODE_COLUMNS = (
     *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids", "passages", "f1", "grade"),
 )
 _OPEN_TAG = re.compile(r"<\w+>$")
-_ACTIONS: dict[str, Callable[[str], Action]] = {"query": Search, "evidence": Note, "answer": Answer}
+_ACTIONS: dict[str, type[Search | Note | Answer]] = {"query": Search, "evidence": Note, "answer": Answer}
 
 
 def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:

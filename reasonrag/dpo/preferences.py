@@ -17,16 +17,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    InstanceOf,
-    NonNegativeInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 
 from reasonrag.core.config import POLICY_CARD, Config, PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, DataError
@@ -157,9 +148,8 @@ class Preferences:
         digest = hashlib.sha256()
         for split, rows in (("train", self.train), ("test", self.test)):
             for row in rows:
-                values: list[Any] = [split, row.sides, row.margin, row.depth, row.group]
-                if row.target is not None:
-                    values.append(row.target)
+                label = [] if row.target is None else [row.target]
+                values = [split, row.sides, row.margin, row.depth, row.group, *label]
                 digest.update(json.dumps(values, default=_as_fields).encode() + b"\n")
         return digest.hexdigest()[:16]
 
@@ -394,7 +384,7 @@ class _Facts(_Record):
 
     margin: float | None = None
     confidence: Annotated[Any, AfterValidator(_as_share)] = None
-    depth: NonNegativeInt | None = None
+    depth: Annotated[int, Field(ge=0)] | None = None
     chosen_reward: float | None = None
     rejected_reward: float | None = None
     dataset: _Name = ""

@@ -33,11 +33,9 @@ from reasonrag.core.text import redact_data
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.metrics import Attempt, attempt_values
 from reasonrag.formats import Format
-from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.rows import Group, Sample, Transcript, has_variance, transcripts
 from reasonrag.online_rl.settings import GuardSettings, RLSettings
-from reasonrag.retrieval.base import Retriever
 from reasonrag.rewards.base import Reward, Score, finite, trajectory_text
 from reasonrag.rollout import Engine, derive_seed, gather_all
 from reasonrag.storage.parquet import write_parquet
@@ -364,13 +362,6 @@ class Validation:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.best, self.best_step = state["best"], state["best_step"]
-
-
-def validation_engine(engine: Engine, retriever: Retriever, *, temperature: float) -> Engine:
-    """Return an engine with the same policy and another retriever, sampling as in evaluation."""
-    # It shares the LLM, and so the weights that are trained.
-    sampling = Sampling(temperature=temperature, max_tokens=engine.sampling.max_tokens)
-    return replace(engine, retriever=retriever, sampling=sampling)
 
 
 def mean_metrics(rows: Sequence[Metrics]) -> dict[str, float]:

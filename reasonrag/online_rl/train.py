@@ -9,23 +9,17 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
-from reasonrag.online_rl.collector import (
-    Batch,
-    BatchPlan,
-    Collector,
-    RolloutLoop,
-    Validation,
-    collapse,
-    validation_engine,
-)
+from reasonrag.online_rl.collector import Batch, BatchPlan, Collector, RolloutLoop, Validation, collapse
 from reasonrag.online_rl.rows import Row, training_rows
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.task import batched_retrievers, open_task, open_task_reward
@@ -71,7 +65,9 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
             task.questions, rollout.group_size, rollout.questions_per_step, seed, process=process, processes=processes
         )
         collector = Collector(engine, reward, run.chat, plan, settings)
-        held_out_engine = validation_engine(engine, held_out_retriever, temperature=settings.validation.temperature)
+        # On held-out questions the same policy, and so the weights that are trained, samples as in evaluation.
+        sampling = Sampling(temperature=settings.validation.temperature, max_tokens=engine.sampling.max_tokens)
+        held_out_engine = replace(engine, retriever=held_out_retriever, sampling=sampling)
         validation = Validation(task.held_out, held_out_engine, reward, settings.validation.metric, settings.seed)
 
         from reasonrag.online_rl.trainer import AgenticGRPOTrainer, MonitorCallback, Rollouts

@@ -42,15 +42,7 @@ from reasonrag.core.types import as_finite
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import choose_threads, model_commit, model_files
 from reasonrag.storage.files import RUNS, read_json, require_json, save_charts, short_hash, write_json
-from reasonrag.storage.folder import (
-    Folder,
-    checksums,
-    damage,
-    describe,
-    first_usable,
-    versions,
-    write_config,
-)
+from reasonrag.storage.folder import Folder, checksums, damage, describe, first_usable, versions, write_config
 from reasonrag.training.model import (
     MODEL_INIT,
     ModelSource,
