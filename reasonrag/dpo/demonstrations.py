@@ -54,8 +54,7 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     config, summary = read_run(run)
     format = open_format(config)
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
-    learned: list[list[Row]] = []  # steps from below the root to the answer
-    question_count = learned_questions = 0
+    learned: list[list[list[Row]]] = []  # by question, the steps of each attempt from below the root to the answer
     for split, key, tree in split_trees(run, _NODE_COLUMNS, settings.test_share):
         # A step that cannot be parsed is never learned. Of equal attempts the first counts.
         distinct: dict[tuple[object, ...], list[Row]] = {}
@@ -68,12 +67,9 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         ranked = sorted(
             distinct.values(), key=lambda steps: (-path_outcome(steps), not _is_supported(steps), len(steps))
         )
-        best = ranked[: settings.per_question]
-        question_count += 1
-        learned_questions += bool(best)
-        learned += best
+        learned.append(ranked[: settings.per_question])
         rows: dict[tuple[object, ...], CheckedRow] = {}  # every step once
-        for attempt in best:
+        for attempt in learned[-1]:
             for depth, (kind, step) in enumerate(_steps(attempt, format, config.policy.reads_ids)):
                 place = f"question {key[1]}, {kind}"
                 row = CheckedRow(place, StepSides((step,), ()), None, depth, key, (kind, ""))
@@ -81,16 +77,17 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         splits[split] += rows.values()
     if not splits["train"]:
         raise DataError(
-            f"{data}: none of {question_count} questions has a complete trajectory with an outcome of --min-reward "
+            f"{data}: none of {len(learned)} questions has a complete trajectory with an outcome of --min-reward "
             f"({settings.min_reward:g}) that is not held out; lower it, build trees of more questions, or lower "
             "--test-share"
         )
+    attempts = [attempt for of_question in learned for attempt in of_question]
     facts = {
-        "trajectories": len(learned),
-        "questions": learned_questions,
-        "of_questions": question_count,
-        "mean_outcome": fmean(map(path_outcome, learned)),
-        "mean_steps": fmean(map(len, learned)),
+        "trajectories": len(attempts),
+        "questions": sum(map(bool, learned)),
+        "of_questions": len(learned),
+        "mean_outcome": fmean(map(path_outcome, attempts)),
+        "mean_steps": fmean(map(len, attempts)),
     }
     fingerprint = (summary.get("content") or {}).get("prompts") or format.fingerprint
     card = PolicyCard.of(config.model_dump(mode="json"), fingerprint)
