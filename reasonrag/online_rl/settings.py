@@ -225,6 +225,14 @@ class RLSettings(TrainSettings):
         """Whether each token has an advantage, instead of each trajectory."""
         return self.algorithm in ("ppo", "reinforce++")
 
+    @property
+    def correction(self) -> str | None:
+        """How the loss corrects for rollouts from other weights or numerics than the trainer's; None for not."""
+        if self.importance == "auto":
+            # With a top_p below 1 the ratio would be that of two different distributions.
+            return "token_truncate" if self.rollout.url and self.rollout.top_p == 1 else None
+        return None if self.importance == "off" else self.importance
+
     def accumulation(self, processes: int) -> int:
         """Return the forward passes of one optimizer step on each process.
 

@@ -19,8 +19,7 @@ from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
-from reasonrag.online_rl.collector import Batch, BatchPlan, Collector, RolloutLoop, Validation, collapse
-from reasonrag.online_rl.rows import Row, training_rows
+from reasonrag.online_rl.collector import BatchPlan, Collector, RolloutLoop, Validation, collapse
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.task import batched_retrievers, open_task, open_task_reward
 from reasonrag.pipeline.parts import open_engine
@@ -34,8 +33,8 @@ _IMPORTANCE_MAX = 2.0  # threshold of the importance ratio
 def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) -> TrainingRun[RLSettings]:
     """Train a policy on its own rollouts (GRPO: arXiv:2402.03300, algorithm 1), or resume in `out`.
 
-    TRL has the loop over optimizer steps. Whenever a batch is used up, it calls
-    `next_rows` (lines 5 to 8: questions, G trajectories of each, rewards),
+    TRL has the loop over optimizer steps. Whenever a batch is used up, it calls the trainer's
+    `_rollout` (lines 5 to 8: questions, G trajectories of each, rewards),
     computes the advantages (line 9), and minimises the clipped loss (line 11).
     """
     from trl import GRPOConfig
@@ -72,24 +71,12 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
 
         from reasonrag.online_rl.trainer import AgenticGRPOTrainer, MonitorCallback, Rollouts
 
-        def next_rows(trainer: AgenticGRPOTrainer, step: int) -> tuple[Batch, list[Row]]:
-            # Questions, G trajectories of each by the current
-            # weights, rewards; DAPO replaces groups without a signal.
-            batch = trainer.roll_out(step)
-            # Token ids as they were sampled and read. Only sampled
-            # ones (mask 1) are trained on, passages are not.
-            return batch, training_rows(
-                batch.groups, mask_truncated=settings.mask_truncated, credit=settings.credit, by_token=settings.by_token
-            )
-
         trainer = run.build_trainer(
             AgenticGRPOTrainer,
             *numbered_rows,
-            next_rows=next_rows,
             rollouts=Rollouts(collector, None if weights else llm, weights, loop, run.out / "rollouts"),
             validation=validation if task.held_out else None,
             settings=settings,
-            importance=importance_of(settings) is not None,
         )
         if settings.algorithm == "ppo":
             trainer.critic = open_critic(run, trainer)
@@ -123,20 +110,12 @@ def trl_settings(settings: RLSettings) -> dict[str, Any]:
         "num_iterations": 1,
         "use_vllm": False,
         "mask_truncated_completions": settings.mask_truncated,
-        "vllm_importance_sampling_mode": importance_of(settings) or "token_truncate",
+        "vllm_importance_sampling_mode": settings.correction or "token_truncate",
         "vllm_importance_sampling_clip_max": _IMPORTANCE_MAX,
         "log_completions": False,
         # The reference of the KL penalty, which TRL loads itself.
         **({"model_init_kwargs": {"revision": settings.revision}} if settings.revision else {}),
     }
-
-
-def importance_of(settings: RLSettings) -> str | None:
-    """Return how the loss corrects for rollouts from other weights or numerics than the trainer's; None for not."""
-    if settings.importance == "auto":
-        # With a top_p below 1 the ratio would be that of two different distributions.
-        return "token_truncate" if settings.rollout.url and settings.rollout.top_p == 1 else None
-    return None if settings.importance == "off" else settings.importance
 
 
 def open_policy(run: TrainingRun[RLSettings], loop: RolloutLoop) -> tuple[Any, VLLMServerSync | None]:

@@ -45,7 +45,7 @@ from reasonrag.online_rl.collector import (
     write_rollouts,
 )
 from reasonrag.online_rl.ppo import Critic, mean, token_advantages, whitened
-from reasonrag.online_rl.rows import REWARD, Row, columns, group_advantages, has_variance
+from reasonrag.online_rl.rows import REWARD, Row, columns, group_advantages, has_variance, training_rows
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.training.trainer import ENOUGH_TOKENS, GuardedTrainer
 
@@ -78,26 +78,20 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     """TRL's GRPOTrainer, with rollouts of our engine, scored by our reward.
 
     Args:
-        next_rows: makes the batch of the step after so many,
-            and its training rows; see `train.train_online`.
-        rollouts: the parts that `next_rows` uses.
+        rollouts: the parts that make them.
         validation: chooses the best policy; None without held-out questions.
         settings: of the training run.
-        importance: correct for the difference between the engine's log-probabilities and the trainer's.
     """
 
     def __init__(
         self,
         *args: Any,
-        next_rows: Callable[[AgenticGRPOTrainer, int], tuple[Batch, list[Row]]],
         rollouts: Rollouts,
         validation: Validation | None,
         settings: RLSettings,
-        importance: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, reward_funcs=[episode_reward], rollout_func=self._rollout, **kwargs)
-        self.next_rows = next_rows
         self.rollouts = rollouts
         self.validation = validation
         self.settings = settings
@@ -117,7 +111,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if self.averaging in ("grpo", "dr_grpo"):
             # TRL divides the sum of this loss by a given number: with `weigh` it is any of them.
             self.loss_type: str = "dapo"
-        if importance:
+        if settings.correction:
             # Set after __init__, which would otherwise start a vLLM engine. From here on it
             # means: sync the weights before rollouts, compute the old log-probabilities,
             # and correct by the ratio to the sampler's. `_current_weights` pushes the
@@ -127,7 +121,11 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def _rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any] | None]:
         """Return the columns of a new batch; TRL calls this where it would generate."""
-        self.batch, rows = self.next_rows(self, self.state.global_step)
+        # Questions, G trajectories of each by the current weights, rewards; DAPO replaces groups without a signal.
+        self.batch = self.roll_out(self.state.global_step)
+        # Token ids as they were sampled and read. Only sampled ones (mask 1) are trained on, passages are not.
+        truncated, credit, by_token = self.settings.mask_truncated, self.settings.credit, self.settings.by_token
+        rows = training_rows(self.batch.groups, mask_truncated=truncated, credit=credit, by_token=by_token)
         # TRL divides the rows of each process into so many parts of one size, and drops what remains.
         parts = self.args.steps_per_generation
         count = -(-max(gather_object([len(rows)])) // parts) * parts
