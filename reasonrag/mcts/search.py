@@ -140,14 +140,14 @@ def select_child(parent: Node, children: Sequence[Node], *, selection: str, c_uc
     A child without a value (the judge could not be parsed, no answer) gets its parent's, so that a
     failure neither attracts the search nor repels it.
     """
-    score = SELECTIONS[selection]
     unknown = parent.value or 0.0
     total = sum([child.visits for child in children])
-    scores = []
-    for child in children:
+
+    def score(child: Node) -> float:
         value = child.value_sum / child.valued if child.valued else unknown
-        scores.append(score(value, child.visits, total, parent.visits, c_uct))
-    return children[scores.index(max(scores))]
+        return SELECTIONS[selection](value, child.visits, total, parent.visits, c_uct)
+
+    return max(children, key=score)
 
 
 @dataclass(frozen=True, slots=True)
