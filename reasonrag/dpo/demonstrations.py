@@ -147,8 +147,7 @@ def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *,
     The steps have it after the other of the two. None if
     the format cannot read it there, or has changed since.
     """
-    *earlier, last = steps
-    before = tuple(earlier)
+    before, last = steps[:-1], steps[-1]
     prompt, other = (format.prompt(question, before, final=demanded) for demanded in (final, not final))
     if (other.messages, other.prefix) != (last.prompt.messages, last.prompt.prefix):
         return None

@@ -200,11 +200,10 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
             return dataset
         return super()._prepare_dataset(dataset, *args, **kwargs)
 
-    def compute_ref_log_probs(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+    def compute_ref_log_probs(self, model: Any, inputs: Mapping[str, Any]) -> Any:
         """Return `[pairs]` log-probabilities of both sides under the reference; TRL's precomputing calls it too."""
         if "row_index" not in inputs:
-            chosen, rejected = super().compute_ref_log_probs(model, inputs)
-            return chosen, rejected
+            return super().compute_ref_log_probs(model, inputs)
         batch = {name: inputs[name] for name in ("input_ids", "attention_mask", "completion_mask")}
         return _sum_by_pair(torch.cat(super().compute_ref_log_probs(model, batch)), inputs)
 
@@ -284,8 +283,7 @@ def collate_segments(examples: Sequence[Mapping[str, Any]], *, pad_token_id: int
     return batch
 
 
-def _sum_by_pair(values: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+def _sum_by_pair(values: Any, inputs: Mapping[str, Any]) -> Any:
     """Sum the `[R]` values of sequences to `[pairs]` of the chosen and `[pairs]` of the rejected sides."""
     sums = values.new_zeros(2 * len(inputs["pair_number"]))
-    chosen, rejected = sums.index_add(0, inputs["row_index"], values).chunk(2)
-    return chosen, rejected
+    return sums.index_add(0, inputs["row_index"], values).chunk(2)

@@ -122,13 +122,8 @@ class Critic:
             tokens = self.sum(rows["own"].sum()).clamp(min=1)
             done = torch.zeros((), device=self.accelerator.device)
             for part in split(rows):
-                own_tokens = part["own"]
-                error = value_loss(
-                    self._forward(part)[own_tokens],
-                    part["values"][own_tokens],
-                    part["returns"][own_tokens],
-                    _VALUE_CLIP,
-                )
+                own = part["own"]
+                error = value_loss(self._forward(part)[own], part["values"][own], part["returns"][own], _VALUE_CLIP)
                 loss = error.sum() / tokens
                 loss.backward()
                 done += loss.detach()

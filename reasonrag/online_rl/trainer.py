@@ -84,12 +84,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        *args: Any,
-        rollouts: Rollouts,
-        validation: Validation | None,
-        settings: RLSettings,
-        **kwargs: Any,
+        self, *args: Any, rollouts: Rollouts, validation: Validation | None, settings: RLSettings, **kwargs: Any
     ) -> None:
         super().__init__(*args, reward_funcs=[episode_reward], rollout_func=self._rollout, **kwargs)
         self.rollouts = rollouts
