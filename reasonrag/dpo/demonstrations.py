@@ -17,7 +17,7 @@ from reasonrag.core.settings import named_path
 from reasonrag.core.text import cover_match, normalize_answer
 from reasonrag.core.types import Answer, Completion, Message, Note, Passage, Prompt, Question, Search, Span, Step
 from reasonrag.dpo.pairs import open_turn, path_from_root, path_outcome, split_trees
-from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText
+from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText, as_ids
 from reasonrag.formats import Format, open_format
 from reasonrag.spre.decisions import content_of, step_end
 from reasonrag.spre.estimate import outcome_of
@@ -132,13 +132,9 @@ def read_step(path: Sequence[Row], *, read_ids: bool) -> StepText:
     whole = [{"text": row["prefix"], "token_ids": None}] if row["prefix"] else []
     turn = (open_turn(path) if read_ids else None) or whole
     messages = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
-    prompt = Prompt(messages, tuple(Span(span["text"], _ids(span)) for span in turn), tuple(row["stop"]))
-    return StepText(prompt, row["text"], step_end(row), _ids(row))
-
-
-def _ids(row: Row) -> tuple[int, ...] | None:
-    ids = row["token_ids"]
-    return None if ids is None else tuple(ids)
+    spans = tuple(Span(span["text"], as_ids(span["token_ids"])) for span in turn)
+    prompt = Prompt(messages, spans, tuple(row["stop"]))
+    return StepText(prompt, row["text"], step_end(row), as_ids(row["token_ids"]))
 
 
 def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *, final: bool) -> StepText | None:

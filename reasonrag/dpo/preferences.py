@@ -64,6 +64,11 @@ class StepText:
     token_ids: Ids | None = None
 
 
+def as_ids(token_ids: list[int] | None) -> Ids | None:
+    """Return the token ids of a row, None if they are unknown."""
+    return None if token_ids is None else tuple(token_ids)
+
+
 @dataclass(frozen=True, slots=True)
 class StepSides:
     """Two steps, or two trajectories, with known ends."""
@@ -359,13 +364,9 @@ class _Step(_Record):
         spans = self.turn or ([_Span(text=prefix)] if prefix and self.turn is None else [])
         if "".join(span.text for span in spans) != prefix:
             raise Unusable("the spans of an open turn differ from its text")
-        turn = []
-        for span in spans:
-            ids = None if span.token_ids is None else tuple(span.token_ids)
-            turn.append(Span(span.text, ids, by_policy=ids is not None))
+        turn = [Span(span.text, as_ids(span.token_ids), by_policy=span.token_ids is not None) for span in spans]
         messages = tuple(Message(message["role"], message["content"]) for message in self.prompt)
-        token_ids = None if self.token_ids is None else tuple(self.token_ids)
-        return StepText(Prompt(messages, tuple(turn)), self.text, self.end, token_ids)
+        return StepText(Prompt(messages, tuple(turn)), self.text, self.end, as_ids(self.token_ids))
 
 
 class _Steps(_Record):

@@ -264,18 +264,17 @@ def collate_segments(examples: Sequence[Mapping[str, Any]], *, pad_token_id: int
     """
     # First, because the evaluation loop weighs a batch by the length of its first tensor.
     batch: dict[str, Any] = {"pair_number": torch.arange(len(examples))}
-    sequences, attention, scored, owners = [], [], [], []
+    sequences, scored, owners = [], [], []
     for offset, side in ((0, "chosen"), (len(examples), "rejected")):
         for number, example in enumerate(examples):
             steps = zip(example[f"{side}_prompts"], example[f"{side}_completions"], strict=True)
             for prompt, completion in steps:
                 sequences.append(torch.tensor([*prompt, *completion]))
-                attention.append(torch.ones_like(sequences[-1]))
                 scored.append(torch.tensor([0] * len(prompt) + [1] * len(completion)))
                 owners.append(offset + number)
     batch["row_index"] = torch.tensor(owners)
     batch["input_ids"] = pad_sequence(sequences, batch_first=True, padding_value=pad_token_id)
-    batch["attention_mask"] = pad_sequence(attention, batch_first=True)
+    batch["attention_mask"] = pad_sequence(list(map(torch.ones_like, sequences)), batch_first=True)
     batch["completion_mask"] = pad_sequence(scored, batch_first=True)
     for name in (*_REFERENCE_COLUMNS, _CONFIDENCE):
         if name in examples[0]:

@@ -34,7 +34,7 @@ from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.metrics import Attempt, attempt_values
 from reasonrag.formats import Format
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.online_rl.rows import Group, Sample, Transcript, has_variance, transcripts
+from reasonrag.online_rl.rows import Group, Row, Sample, Transcript, has_variance, transcripts
 from reasonrag.online_rl.settings import GuardSettings, RLSettings
 from reasonrag.rewards.base import Reward, Score, finite, trajectory_text
 from reasonrag.rollout import Engine, derive_seed, gather_all
@@ -130,8 +130,8 @@ class BatchPlan:
 
     def questions_of(self, batch: int) -> list[Question]:
         """Return this process's questions of a batch: each comes once per epoch, in an order that differs by epoch."""
-        drawn_indices = self._drawn(batch)
-        return [self.questions[drawn_indices[slot]] for slot in self.slots]
+        drawn = self._drawn(batch)
+        return [self.questions[drawn[slot]] for slot in self.slots]
 
     def replacements(self, batch: int, slots: Sequence[int], attempt: int) -> list[Question]:
         """Return other questions for slots whose groups were dropped; `attempt` counts from 1.
@@ -240,7 +240,7 @@ class Collector:
             if rows:
                 return Sample(question, index, trajectory, tuple(map(self._ended, rows)), Score(None))
             # The policy wrote nothing, or the backend refused; TRL needs a row for each trajectory.
-            empty = Transcript((self.chat.end_of_turn,), (self.chat.end_of_turn,), (0,), (0.0,), False)
+            empty = Row.padding(self.chat.end_of_turn).tokens
             return Sample(question, index, None, (empty,), Score(None, cause=cause or "empty"))
 
         samples = await gather_all(map(sample, range(self.plan.group_size)))
@@ -338,8 +338,7 @@ class Validation:
         async def attempt(question: Question) -> Trajectory | None:
             # The same at every step, so that two policies differ by their weights alone.
             seed = derive_seed(self.seed, "validation", question.dataset, question.id)
-            trajectory, _ = await roll_out(self.engine, question, seed)
-            return trajectory
+            return (await roll_out(self.engine, question, seed))[0]
 
         attempts = await gather_all(map(attempt, self.questions[process::processes]))
         finished = [trajectory for trajectory in attempts if trajectory is not None]

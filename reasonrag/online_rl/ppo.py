@@ -54,9 +54,8 @@ def token_advantages(rewards: Any, values: Any, own_tokens: Any, owners: Sequenc
 
 def mean(numbers: Any, own_tokens: Any, accelerator: Any) -> Any:
     """Return the mean of `[R, T]` numbers over the tokens of all processes that are the policy's own."""
-    total, count = accelerator.reduce(
-        torch.stack([(numbers * own_tokens).sum(), own_tokens.sum().float()]), reduction="sum"
-    )
+    sums = torch.stack([(numbers * own_tokens).sum(), own_tokens.sum().float()])
+    total, count = accelerator.reduce(sums, reduction="sum")
     return total / count.clamp(min=1)
 
 

@@ -105,9 +105,7 @@ def _transcript(run: Sequence[Step], chat: ChatTemplate, steps: int) -> Transcri
             mask += [int(span.by_policy)] * len(ids)
         else:  # inserted before the policy's first token
             prompt_ids += ids
-    reported: list[float] = []
-    for step in run:
-        reported += step.completion.logprobs or ()
+    reported = [logprob for step in run for logprob in step.completion.logprobs or ()]
     # Without one for each sampled token they cannot be used.
     logprobs = _at_mask(reported, mask) if len(reported) == sum(mask) else None
     is_truncated = last.completion.finish_reason is FinishReason.LENGTH

@@ -489,11 +489,8 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = control.should_save = True
         found = [entry[_DIFFERENCE] for entry in state.log_history if _DIFFERENCE in entry]
         # At the first step the server has the weights that it was started with.
-        if (
-            found[1:]
-            and not self.trainer.settings.rollout.ahead
-            and found[-1] > max(_DRIFT * found[0], _SMALL) >= found[-2]
-        ):
+        drifts = len(found) > 1 and found[-1] > max(_DRIFT * found[0], _SMALL) >= found[-2]
+        if drifts and not self.trainer.settings.rollout.ahead:
             log.warning("the server's log-probabilities drift from the trainer's; see docs/online.md", nats=found[-1])
 
     def _validate(self, args: Any, step: int) -> None:
@@ -503,12 +500,10 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         number = step // self.trainer.batch_steps
         share = partial(validation.run, number, process=args.process_index, processes=args.world_size)
         rows = self.trainer.run_everywhere(share, step=step)
-        means = mean_metrics(gather_object(rows))
-        if not means:
-            return
-        self.trainer.log({f"eval_{name}": value for name, value in means.items()})
-        if validation.is_best(means, step):
-            self.save_best()
+        if means := mean_metrics(gather_object(rows)):
+            self.trainer.log({f"eval_{name}": value for name, value in means.items()})
+            if validation.is_best(means, step):
+                self.save_best()
 
 
 def _own_tokens(tensors: dict[str, Any]) -> Any:
