@@ -424,7 +424,6 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
         stop_at_end_of_turn(model, self.chat)
         # An adapter that is trained further stays the one that it is.
         new_adapter = settings.method == "lora" and not self.source.is_adapter
-        checkpoint = self._checkpoint
         try:
             trainer = kind(
                 model=model,
@@ -433,7 +432,7 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
                 eval_dataset=test,
                 processing_class=self.chat.tokenizer,
                 peft_config=lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
-                seconds_before=require_json(checkpoint / _MARKER, "")["seconds"] if checkpoint else 0.0,
+                seconds_before=require_json(self._checkpoint / _MARKER, "")["seconds"] if self._checkpoint else 0.0,
                 complete_checkpoint=self._complete_checkpoint,
                 **own,
             )
@@ -634,8 +633,7 @@ def summarise(
     `state` is transformers' `TrainerState` after the last step, `identity` comes from `identity_of`,
     `seconds` includes earlier processes, and `facts` are further entries.
     """
-    history = []
-    train = held_out = None
+    history: list[dict[str, Any]] = []
     for entry in state.log_history:
         # JSON has no NaN, so numbers that are not finite
         # become null; `check_summary` refuses a loss of null.
@@ -644,8 +642,8 @@ def summarise(
             if name.removeprefix("eval_") not in _OF_A_PROCESS:
                 kept[name] = None if isinstance(value, float) and not math.isfinite(value) else value
         history.append(kept)
-        train = kept if "loss" in kept else train
-        held_out = kept if "eval_loss" in kept or "eval_em" in kept else held_out
+    trained = [entry for entry in history if "loss" in entry]
+    held_out = [entry for entry in history if "eval_loss" in entry or "eval_em" in entry]
     return {
         **facts,
         "name": short_hash(identity),
@@ -653,7 +651,7 @@ def summarise(
         "epochs": state.epoch,
         "seconds": round(seconds, 2),
         "tokens_seen": int(state.num_input_tokens_seen),
-        "final": {"train": train, "held_out": held_out},
+        "final": {"train": trained[-1] if trained else None, "held_out": held_out[-1] if held_out else None},
         "settings": without_places(settings.model_dump(mode="json")),
         "identity": dict(identity),
         "versions": versions() | {name: metadata.version(name) for name in ("peft", "accelerate")},
