@@ -101,9 +101,6 @@ class Tree:
             parent.children.append(node.id)
         return node
 
-    def children(self, node: Node) -> list[Node]:
-        return [self.nodes[child] for child in node.children]
-
     def path_up(self, node: Node) -> Iterator[Node]:
         """Yield the node, its parent, ... and the root."""
         while True:
@@ -306,7 +303,7 @@ class TreeSearch:
         while not node.terminal and not self._has_room(node):
             if not node.children:  # all of them are in flight
                 return None
-            children = tree.children(node)
+            children = [tree.nodes[child] for child in node.children]
             node = select_child(node, children, selection=self.settings.selection, c_uct=self.settings.c_uct)
         return node
 
