@@ -71,8 +71,7 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         rows: dict[tuple[object, ...], CheckedRow] = {}  # every step once
         for attempt in learned[-1]:
             for depth, (kind, step) in enumerate(_steps(attempt, format, config.policy.reads_ids)):
-                place = f"question {key[1]}, {kind}"
-                row = CheckedRow(place, StepSides((step,), ()), None, depth, key, (kind, ""))
+                row = CheckedRow(f"question {key[1]}, {kind}", StepSides((step,), ()), None, depth, key, (kind, ""))
                 rows.setdefault((step.prompt.messages, step.prompt.prefix, step.text), row)
         splits[split] += rows.values()
     if not splits["train"]:

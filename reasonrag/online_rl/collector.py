@@ -415,9 +415,8 @@ def trajectory_metrics(trajectory: Trajectory, format: Format) -> dict[str, floa
     """
     known, reading = attempt_values(Attempt(trajectory)), format.read(trajectory)
     metrics: dict[str, float | None] = {name: float(known[name] or 0.0) for name in ANSWER_METRICS}
-    metrics["format_rate"] = float(reading.well_formed)
-    metrics["search_share"] = len(reading.queries) / max(1, len(reading.blocks))
-    return metrics
+    search_share = len(reading.queries) / max(1, len(reading.blocks))
+    return metrics | {"format_rate": float(reading.well_formed), "search_share": search_share}
 
 
 def over_under(parts: Sequence[Metrics]) -> dict[str, float]:

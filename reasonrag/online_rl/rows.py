@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from statistics import fmean, stdev
 from typing import Any, Literal
 
@@ -78,13 +78,9 @@ def transcripts(trajectory: Trajectory, chat: ChatTemplate) -> tuple[Transcript,
             runs.append([step])
         sampled = _sampled(step)
         open_turn = (*turn, sampled) if sampled.text or sampled.token_ids else turn
-    rows, steps = [], 0
-    for run in runs:
-        steps += len(run)
-        row = _transcript(run, chat, steps)
-        if row.completion_ids:
-            rows.append(row)
-    return tuple(rows)
+    steps = accumulate(map(len, runs))  # up to the end of each row
+    rows = [_transcript(run, chat, until) for run, until in zip(runs, steps, strict=True)]
+    return tuple(row for row in rows if row.completion_ids)
 
 
 def _sampled(step: Step) -> Span:

@@ -191,8 +191,9 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if by_token:
             self.beta = self.args.beta  # here TRL scores the tokens with the reference model, too
         tensors: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        own_tokens = (tensors["completion_mask"] * tensors["tool_mask"]) > 0  # `[R, T]`, those that are trained on
         if by_token:
-            tensors["advantages"] = self._token_advantages(tensors)
+            tensors["advantages"] = self._token_advantages(tensors, own_tokens)
             self.beta = 0.0  # the penalty is in the rewards, and not in the loss
         elif self.settings.algorithm == "rloo":
             groups = self.batch.groups
@@ -201,7 +202,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         scored = torch.tensor(sum(row[REWARD] is not None for row in inputs), device=self.accelerator.device)
         weighed = self.weigh(tensors, scored=int(self.accelerator.gather(scored).sum()))
         # The log has the advantages of the loss by trajectory `[N]` and by row `[R]`, whatever each token has.
-        of_trajectories, of_rows, own_tokens = tensors["advantages"], weighed["advantages"], _own_tokens(tensors)
+        of_trajectories, of_rows = tensors["advantages"], weighed["advantages"]
         if of_rows.dim() == 2:
             of_rows = (of_rows * own_tokens).sum(1) / own_tokens.sum(1).clamp(min=1)
         if of_trajectories.dim() == 2:  # of tokens: a trajectory has the mean of its rows
@@ -218,12 +219,11 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         )
         return weighed
 
-    def _token_advantages(self, tensors: dict[str, Any]) -> Any:
+    def _token_advantages(self, tensors: dict[str, Any], own_tokens: Any) -> Any:
         """Return `[R, T]` whitened advantages of PPO, whose critic then learns from the batch, or of REINFORCE++.
 
         REINFORCE++ (arXiv:2501.03262) is the same without a critic: all values are 0, and lambda is 1.
         """
-        own_tokens = _own_tokens(tensors)
         # `[R, T]`: rewards of steps and outcome, at the tokens that earned them.
         rewards = pad_sequence([torch.tensor(row.extra) for row in self.rows], batch_first=True)
         rewards = pad(rewards, (0, own_tokens.size(1) - rewards.size(1))).to(own_tokens.device)
@@ -504,11 +504,6 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
             self.trainer.log({f"eval_{name}": value for name, value in means.items()})
             if validation.is_best(means, step):
                 self.save_best()
-
-
-def _own_tokens(tensors: dict[str, Any]) -> Any:
-    """Return `[R, T]` whether the policy wrote a token, and it is trained on."""
-    return (tensors["completion_mask"] * tensors["tool_mask"]) > 0
 
 
 def episode_reward(prompts: Any, completions: Any, episode_reward: list[float | None], **columns: Any) -> Any:

@@ -186,8 +186,7 @@ def measures(
         "ece": ratio(sign * gap),
     }
     by_name = {name: interval and asdict(interval) for name, interval in intervals(columns, seed=0).items()}
-    counts = {"steps": len(targets), "questions": len(names), "siblings": len(right)}
-    return {**by_name, **counts, "usual": usual}
+    return by_name | {"steps": len(targets), "questions": len(names), "siblings": len(right), "usual": usual}
 
 
 class PRMTrainer(GuardedTrainer):
