@@ -54,7 +54,8 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     config, summary = read_run(run)
     format = open_format(config)
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
-    learned: list[list[list[Row]]] = []  # by question, the steps of each attempt from below the root to the answer
+    # By question, the steps of each attempt from below the root to the answer.
+    learned: list[list[list[Row]]] = []
     for split, key, tree in split_trees(run, _NODE_COLUMNS, settings.test_share):
         # A step that cannot be parsed is never learned. Of equal attempts the first counts.
         distinct: dict[tuple[object, ...], list[Row]] = {}

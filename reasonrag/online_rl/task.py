@@ -93,7 +93,8 @@ def open_task(settings: RLSettings) -> Task:
         "content": content,
     }
     card = PolicyCard.of(config.model_dump(mode="json"), format.fingerprint)
-    # TRL's sampler draws a row for each question. They are numbers: the collector chooses the questions.
+    # TRL's sampler draws a row for each question. They
+    # are numbers: the collector chooses the questions.
     rows = [{"prompt": str(number)} for number in range(settings.max_steps * settings.rollout.questions_per_step)]
     return Task(
         questions=questions,

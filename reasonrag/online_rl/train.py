@@ -64,7 +64,8 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
             task.questions, rollout.group_size, rollout.questions_per_step, seed, process=process, processes=processes
         )
         collector = Collector(engine, reward, run.chat, plan, settings)
-        # On held-out questions the same policy, and so the weights that are trained, samples as in evaluation.
+        # On held-out questions the same policy, and so the
+        # weights that are trained, samples as in evaluation.
         sampling = Sampling(temperature=settings.validation.temperature, max_tokens=engine.sampling.max_tokens)
         held_out_engine = replace(engine, retriever=held_out_retriever, sampling=sampling)
         validation = Validation(task.held_out, held_out_engine, reward, settings.validation.metric, settings.seed)

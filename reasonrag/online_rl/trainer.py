@@ -116,9 +116,11 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def _rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any] | None]:
         """Return the columns of a new batch; TRL calls this where it would generate."""
-        # Questions, G trajectories of each by the current weights, rewards; DAPO replaces groups without a signal.
+        # Questions, G trajectories of each by the current
+        # weights, rewards; DAPO replaces groups without a signal.
         self.batch = self.roll_out(self.state.global_step)
-        # Token ids as they were sampled and read. Only sampled ones (mask 1) are trained on, passages are not.
+        # Token ids as they were sampled and read. Only sampled
+        # ones (mask 1) are trained on, passages are not.
         truncated, credit, by_token = self.settings.mask_truncated, self.settings.credit, self.settings.by_token
         rows = training_rows(self.batch.groups, mask_truncated=truncated, credit=credit, by_token=by_token)
         # TRL divides the rows of each process into so many parts of one size, and drops what remains.
@@ -191,7 +193,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if by_token:
             self.beta = self.args.beta  # here TRL scores the tokens with the reference model, too
         tensors: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        own_tokens = (tensors["completion_mask"] * tensors["tool_mask"]) > 0  # `[R, T]`, those that are trained on
+        # `[R, T]` whether the policy wrote a token, and it is trained on.
+        own_tokens = (tensors["completion_mask"] * tensors["tool_mask"]) > 0
         if by_token:
             tensors["advantages"] = self._token_advantages(tensors, own_tokens)
             self.beta = 0.0  # the penalty is in the rewards, and not in the loss
@@ -201,7 +204,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             tensors["advantages"] = torch.tensor(of_groups, device=tensors["advantages"].device).flatten()
         scored = torch.tensor(sum(row[REWARD] is not None for row in inputs), device=self.accelerator.device)
         weighed = self.weigh(tensors, scored=int(self.accelerator.gather(scored).sum()))
-        # The log has the advantages of the loss by trajectory `[N]` and by row `[R]`, whatever each token has.
+        # The log has the advantages of the loss by trajectory
+        # `[N]` and by row `[R]`, also if each token has its own.
         of_trajectories, of_rows = tensors["advantages"], weighed["advantages"]
         if of_rows.dim() == 2:
             of_rows = (of_rows * own_tokens).sum(1) / own_tokens.sum(1).clamp(min=1)

@@ -287,7 +287,8 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
         settings: `model` and `data` have to be set.
         out: a new folder, or one that holds this training run,
             which is then resumed; None chooses one in runs/.
-        config: the class of TRL's configuration. To make it joins the process group of a multi-process launch.
+        config: the class of TRL's configuration, which joins
+            the process group of a multi-process launch.
         log: receives lines for people, on the first process only.
         own: arguments of `config` that only this kind of training run has.
 
@@ -363,7 +364,10 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
         return train, test
 
     def _make_plan(self, data: TrainingData) -> tuple[Path, Path | None, Path | None]:
-        """Return the folder, that of the token rows (None of a finished run), and the checkpoint to resume from."""
+        """Return the folder, that of the token rows, and the checkpoint to resume from.
+
+        A finished run has no rows.
+        """
         settings, defaults = self.settings, type(self.settings)()
         require_enough(settings, data.facts)
         self._data = data
