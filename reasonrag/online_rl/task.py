@@ -95,7 +95,7 @@ def open_task(settings: RLSettings) -> Task:
     card = PolicyCard.of(config.model_dump(mode="json"), format.fingerprint)
     # TRL's sampler draws a row for each question. They
     # are numbers: the collector chooses the questions.
-    rows = [{"prompt": str(number)} for number in range(settings.max_steps * settings.rollout.questions_per_step)]
+    drawn = settings.max_steps * settings.rollout.questions_per_step
     return Task(
         questions=questions,
         held_out=held_out,
@@ -104,7 +104,7 @@ def open_task(settings: RLSettings) -> Task:
         format=format,
         config=config,
         content_of=content,
-        data=TrainingData(checksum, card, facts, lambda: {"train": rows}),
+        data=TrainingData(checksum, card, facts, lambda: {"train": [{"prompt": str(row)} for row in range(drawn)]}),
         needs=needs,
         plans=plans,
     )
