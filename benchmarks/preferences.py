@@ -24,7 +24,7 @@ from reasonrag.core import event_loop
 from reasonrag.core.table import Table
 from reasonrag.core.text import normalize_answer
 from reasonrag.core.types import Answer, Completion, Malformed, Note, Passage, Question, Search, Step, Trajectory
-from reasonrag.dpo.demonstrations import read_prompt
+from reasonrag.dpo.demonstrations import read_step
 from reasonrag.dpo.pairs import PairRules, derive_pairs, path_from_root
 from reasonrag.pipeline.parts import open_engine, open_parts
 from reasonrag.retrieval.base import BatchedRetriever
@@ -59,12 +59,10 @@ def trajectory_of(tree: Tree, node: Row) -> Trajectory:
     path, steps = path_from_root(tree, node), []
     for number, row in enumerate(path, 1):
         kinds = {"query": Search, "evidence": Note, "answer": Answer, "malformed": Malformed}
-        ids = row["token_ids"] and tuple(row["token_ids"])
         passages = tuple(Passage(**passage) for passage in row["passages"])
-        prompt = read_prompt(path[:number], row["stop"], read_ids=True)
-        steps.append(
-            Step(prompt, Completion(row["text"], token_ids=ids), kinds[row["action"]](row["content"]), passages)
-        )
+        written = read_step(path[:number], read_ids=True)
+        completion = Completion(row["text"], token_ids=written.token_ids)
+        steps.append(Step(written.prompt, completion, kinds[row["action"]](row["content"]), passages))
     root = tree[0]
     return Trajectory(
         Question(root["question_id"], root["question"], tuple(root["golden_answers"]), root["dataset"]), tuple(steps)

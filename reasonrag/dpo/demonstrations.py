@@ -7,28 +7,17 @@ never written a step needs every stage of good attempts, the answer at the last 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from reasonrag.core.config import PolicyCard
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import cover_match, normalize_answer
-from reasonrag.core.types import (
-    Action,
-    Answer,
-    Completion,
-    Message,
-    Note,
-    Passage,
-    Prompt,
-    Question,
-    Search,
-    Span,
-    Step,
-)
+from reasonrag.core.types import Answer, Completion, Message, Note, Passage, Prompt, Question, Search, Span, Step
 from reasonrag.dpo.pairs import open_turn, path_from_root, path_outcome, split_trees
-from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText
+from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText, as_ids
 from reasonrag.formats import Format, open_format
 from reasonrag.spre.decisions import content_of, step_end
 from reasonrag.spre.estimate import outcome_of
@@ -42,7 +31,7 @@ _NODE_COLUMNS = (
     *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids", "passages", "f1", "grade"),
 )
 _OPEN_TAG = re.compile(r"<\w+>$")
-_ACTIONS: dict[str, Callable[[str], Action]] = {"query": Search, "evidence": Note, "answer": Answer}
+_ACTIONS: dict[str, type[Search | Note | Answer]] = {"query": Search, "evidence": Note, "answer": Answer}
 
 
 def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
@@ -65,8 +54,8 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     config, summary = read_run(run)
     format = open_format(config)
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
-    learned: list[list[Row]] = []  # steps from below the root to the answer
-    question_count = learned_questions = 0
+    # By question, the steps of each attempt from below the root to the answer.
+    learned: list[list[list[Row]]] = []
     for split, key, tree in split_trees(run, _NODE_COLUMNS, settings.test_share):
         # A step that cannot be parsed is never learned. Of equal attempts the first counts.
         distinct: dict[tuple[object, ...], list[Row]] = {}
@@ -79,29 +68,26 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         ranked = sorted(
             distinct.values(), key=lambda steps: (-path_outcome(steps), not _is_supported(steps), len(steps))
         )
-        best = ranked[: settings.per_question]
-        question_count += 1
-        learned_questions += bool(best)
-        learned += best
+        learned.append(ranked[: settings.per_question])
         rows: dict[tuple[object, ...], CheckedRow] = {}  # every step once
-        for attempt in best:
+        for attempt in learned[-1]:
             for depth, (kind, step) in enumerate(_steps(attempt, format, config.policy.reads_ids)):
-                place = f"question {key[1]}, {kind}"
-                row = CheckedRow(place, StepSides((step,), ()), None, depth, key, (kind, ""))
+                row = CheckedRow(f"question {key[1]}, {kind}", StepSides((step,), ()), None, depth, key, (kind, ""))
                 rows.setdefault((step.prompt.messages, step.prompt.prefix, step.text), row)
         splits[split] += rows.values()
     if not splits["train"]:
         raise DataError(
-            f"{data}: none of {question_count} questions has a complete trajectory with an outcome of --min-reward "
+            f"{data}: none of {len(learned)} questions has a complete trajectory with an outcome of --min-reward "
             f"({settings.min_reward:g}) that is not held out; lower it, build trees of more questions, or lower "
             "--test-share"
         )
+    attempts = [attempt for of_question in learned for attempt in of_question]
     facts = {
-        "trajectories": len(learned),
-        "questions": learned_questions,
-        "of_questions": question_count,
-        "mean_outcome": fmean(map(path_outcome, learned)),
-        "mean_steps": fmean(map(len, learned)),
+        "trajectories": len(attempts),
+        "questions": sum(map(bool, learned)),
+        "of_questions": len(learned),
+        "mean_outcome": fmean(map(path_outcome, attempts)),
+        "mean_steps": fmean(map(len, attempts)),
     }
     fingerprint = (summary.get("content") or {}).get("prompts") or format.fingerprint
     card = PolicyCard.of(config.model_dump(mode="json"), fingerprint)
@@ -123,23 +109,22 @@ def _steps(attempt: Sequence[Row], format: Format, read_ids: bool) -> Iterator[t
     last = attempt[-1]
     is_forced = last["stop_reason"] == "forced_answer"
     for number, row in enumerate(attempt, 1):
-        prompt = read_prompt(attempt[:number], row["stop"], read_ids=read_ids)
-        end = step_end(row)
+        written = read_step(attempt[:number], read_ids=read_ids)
         # A search in a growing turn is followed by its passages; any other step ends the policy's turn.
         ends_turn = row["action"] == "answer" or not format.append_only
-        if end == "stop" and _ids(row) is None and ends_turn:
-            end = "turn"
-        yield FORCED if is_forced and row is last else row["action"], StepText(prompt, row["text"], end, _ids(row))
+        if written.end == "stop" and written.token_ids is None and ends_turn:
+            written = replace(written, end="turn")
+        yield FORCED if is_forced and row is last else row["action"], written
         passages = tuple(Passage(**passage) for passage in row["passages"] or ())
-        completion = Completion(row["text"], token_ids=_ids(row) if read_ids else None)
-        steps = (*steps, Step(prompt, completion, _ACTIONS[row["action"]](row["content"]), passages))
+        completion = Completion(row["text"], token_ids=written.token_ids if read_ids else None)
+        steps = (*steps, Step(written.prompt, completion, _ACTIONS[row["action"]](row["content"]), passages))
     question = Question(last["question_id"], last["question"], (), last["dataset"])
     if (text := answer_asked(question, steps, format, final=not is_forced)) is not None:
         yield "answer" if is_forced else FORCED, text
 
 
-def read_prompt(path: Sequence[Row], stop: Sequence[str], *, read_ids: bool) -> Prompt:
-    """Return the prompt of the last step of a path from the root, of rows with the columns of a node.
+def read_step(path: Sequence[Row], *, read_ids: bool) -> StepText:
+    """Return the last step of a path from the root, of rows with the columns of a node.
 
     `read_ids`: it read the ids that it had sampled, not text that was encoded again.
     """
@@ -147,12 +132,9 @@ def read_prompt(path: Sequence[Row], stop: Sequence[str], *, read_ids: bool) -> 
     whole = [{"text": row["prefix"], "token_ids": None}] if row["prefix"] else []
     turn = (open_turn(path) if read_ids else None) or whole
     messages = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
-    return Prompt(messages, tuple(Span(span["text"], _ids(span)) for span in turn), tuple(stop))
-
-
-def _ids(row: Row) -> tuple[int, ...] | None:
-    ids = row["token_ids"]
-    return None if ids is None else tuple(ids)
+    spans = tuple(Span(span["text"], as_ids(span["token_ids"])) for span in turn)
+    prompt = Prompt(messages, spans, tuple(row["stop"]))
+    return StepText(prompt, row["text"], step_end(row), as_ids(row["token_ids"]))
 
 
 def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *, final: bool) -> StepText | None:
@@ -161,8 +143,7 @@ def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *,
     The steps have it after the other of the two. None if
     the format cannot read it there, or has changed since.
     """
-    *earlier, last = steps
-    before = tuple(earlier)
+    before, last = steps[:-1], steps[-1]
     prompt, other = (format.prompt(question, before, final=demanded) for demanded in (final, not final))
     if (other.messages, other.prefix) != (last.prompt.messages, last.prompt.prefix):
         return None

@@ -9,6 +9,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
@@ -228,16 +229,18 @@ class Side:
 def rivals_of(tree: Sequence[Row], rules: PairRules) -> list[tuple[Side, Side]]:
     """Return the pairs of a tree, the better side first, as its search shows it: before fresh rollouts confirm them."""
     is_best = rules.rule == "best"
-    decisions = decisions_of(
-        tree,
-        alpha=rules.alpha,
-        reward=rules.reward,
-        weighting=rules.weighting,
-        same=effect_of if is_best else content_of,
-    )
-    compared = _best_and_worst(tree, decisions, alpha=rules.alpha) if is_best else _siblings(tree, decisions)
+    same = effect_of if is_best else content_of
+    decisions = decisions_of(tree, alpha=rules.alpha, reward=rules.reward, weighting=rules.weighting, same=same)
+    # By state or parent, then by the decision's oldest node. A decision may have nodes
+    # below several parents, as equal states are reached on several paths.
+    families: dict[int, dict[int, Side]] = defaultdict(dict)
+    for node, decision in zip(tree, decisions, strict=True):
+        if decision is not None and decision.reward is not None:
+            family = families[decision.state if is_best else node["parent_id"]]
+            family.setdefault(decision.nodes[0], Side(node, decision))
+    compare = partial(_best_and_worst, tree, alpha=rules.alpha) if is_best else _siblings
     rivals = []
-    for chosen, rejected in compared:
+    for chosen, rejected in compare(families.values()):
         sureness = margin = _reward(chosen) - _reward(rejected)
         if chosen.node["action"] != "malformed" and margin >= rules.least:
             if rules.reward == "spre":
@@ -259,15 +262,10 @@ def _surest_of_each_type(rivals: Iterable[tuple[float, Side, Side]]) -> list[tup
     return [rival for _, rival in sorted(turns, key=lambda turn: turn[0])]
 
 
-def _siblings(tree: Sequence[Row], decisions: Sequence[Decision | None]) -> Iterator[tuple[Side, Side]]:
-    """Yield each two decisions with a reward that are siblings somewhere in the tree, once, the better one first."""
-    # A decision may have nodes below several parents, as equal states are reached on several paths.
-    families: dict[int, dict[int, Side]] = defaultdict(dict)  # by parent, then by the decision's oldest node
-    for node, decision in zip(tree, decisions, strict=True):
-        if decision is not None and decision.reward is not None:
-            families[node["parent_id"]].setdefault(decision.nodes[0], Side(node, decision))
+def _siblings(families: Iterable[Mapping[int, Side]]) -> Iterator[tuple[Side, Side]]:
+    """Yield each two decisions that are siblings somewhere in the tree, once, the better one first."""
     compared: set[tuple[int, ...]] = set()
-    for family in families.values():
+    for family in families:
         for two in combinations(sorted(family), 2):
             if two not in compared:
                 compared.add(two)
@@ -276,17 +274,12 @@ def _siblings(tree: Sequence[Row], decisions: Sequence[Decision | None]) -> Iter
 
 
 def _best_and_worst(
-    tree: Sequence[Row], decisions: Sequence[Decision | None], *, alpha: float
+    tree: Sequence[Row], states: Iterable[Mapping[int, Side]], *, alpha: float
 ) -> Iterator[tuple[Side, Side]]:
     """Yield, for each state, the best decision against the worst one of each type of action, what cannot be read
     against the best of all, and searching against answering.
     """
-    states: dict[int, dict[int, Side]] = defaultdict(dict)  # by state, then by the decision's oldest node
-    for decision in decisions:
-        if decision is not None and decision.reward is not None:
-            oldest = decision.nodes[0]
-            states[decision.state].setdefault(oldest, Side(tree[oldest], decision))
-    for family in states.values():
+    for family in states:
         ranked = sorted(family.values(), key=_reward, reverse=True)
         by_type: dict[str, list[Side]] = defaultdict(list)
         for side in ranked:

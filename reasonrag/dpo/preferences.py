@@ -17,16 +17,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    InstanceOf,
-    NonNegativeInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 
 from reasonrag.core.config import POLICY_CARD, Config, PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, DataError
@@ -35,7 +26,7 @@ from reasonrag.core.text import common_length, common_text, normalize_answer, qu
 from reasonrag.core.types import Message, Prompt, Span, as_finite
 from reasonrag.storage.files import short_hash
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import NO_OBJECT, SUFFIXES, Row, RowProblems, raw_rows, text_id
+from reasonrag.storage.parquet import NO_OBJECT, SUFFIXES, NumberedRow, Row, RowProblems, raw_rows, text_id
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
 _BY_PROMPT = "prompt "  # the group of a row without a question id begins with this
@@ -43,7 +34,6 @@ _HUB_TIMEOUT_S = 10.0
 _HELD_OUT = ("test", "validation", "valid", "val", "dev", "eval")
 _NAMED_CONTRADICTIONS = 3
 _SIDES = ("chosen", "rejected")
-_TEXT_COLUMNS = ("prompt", *_SIDES)
 # By the first word of what RAG-ProGuide and PRO-STEP call an action; a "Reason" of the latter has no type of ours.
 _ACTIONS = {"Query": "query", "Search": "query", "Evidence": "evidence", "Answer": "answer", "Other": "malformed"}
 _ADVICE = (
@@ -54,8 +44,6 @@ _LAST_TAG = re.compile(r".*<(\w+)>([^<]*)</\1>\s*", re.DOTALL)
 
 Ids = tuple[int, ...]
 Messages = list[dict[str, Any]]
-NumberedRow = tuple[int, Any]
-TypedText = tuple[str, str]  # type of a step ("" if it is unknown), and its text
 Question = tuple[str, str]  # data set and id
 
 
@@ -74,6 +62,11 @@ class StepText:
     text: str
     end: str
     token_ids: Ids | None = None
+
+
+def as_ids(token_ids: list[int] | None) -> Ids | None:
+    """Return the token ids of a row, None if they are unknown."""
+    return None if token_ids is None else tuple(token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +153,8 @@ class Preferences:
         digest = hashlib.sha256()
         for split, rows in (("train", self.train), ("test", self.test)):
             for row in rows:
-                values: list[Any] = [split, row.sides, row.margin, row.depth, row.group]
-                if row.target is not None:
-                    values.append(row.target)
+                label = [] if row.target is None else [row.target]
+                values = [split, row.sides, row.margin, row.depth, row.group, *label]
                 digest.update(json.dumps(values, default=_as_fields).encode() + b"\n")
         return digest.hexdigest()[:16]
 
@@ -291,10 +283,9 @@ def _read_hub(data: str) -> Preferences:
             name, repo_type="dataset", revision=revision, allow_patterns=patterns
         )
         card = PolicyCard.read(Path(folder))
-        if offline:  # loading by name would take any cached revision and configuration
-            splits = datasets.load_dataset(folder, configuration)
-        else:
-            splits = datasets.load_dataset(name, configuration, revision=Path(folder).name)
+        # Offline, loading by name would take any cached revision and configuration.
+        source, commit = (folder, None) if offline else (name, Path(folder).name)
+        splits = datasets.load_dataset(source, configuration, revision=commit)
     except ConfigError:
         raise
     # Offline mode, sockets, HTTP statuses and damaged
@@ -335,6 +326,12 @@ def _check_message(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
+def _as_share(value: object) -> float | None:
+    share = as_finite(value)
+    return share if share is not None and 0 <= share <= 1 else None  # else a column of another tool
+
+
+_Name = Annotated[Any, AfterValidator(lambda value: value if isinstance(value, str) else "")]
 _Text = InstanceOf[str]  # pydantic's own text refuses half a character, which `encode` replaces
 _TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 _Messages = Annotated[list[Annotated[dict[str, Any], AfterValidator(_check_message)]], Field(min_length=1)]
@@ -367,13 +364,9 @@ class _Step(_Record):
         spans = self.turn or ([_Span(text=prefix)] if prefix and self.turn is None else [])
         if "".join(span.text for span in spans) != prefix:
             raise Unusable("the spans of an open turn differ from its text")
-        turn = []
-        for span in spans:
-            ids = None if span.token_ids is None else tuple(span.token_ids)
-            turn.append(Span(span.text, ids, by_policy=ids is not None))
+        turn = [Span(span.text, as_ids(span.token_ids), by_policy=span.token_ids is not None) for span in spans]
         messages = tuple(Message(message["role"], message["content"]) for message in self.prompt)
-        token_ids = None if self.token_ids is None else tuple(self.token_ids)
-        return StepText(Prompt(messages, tuple(turn)), self.text, self.end, token_ids)
+        return StepText(Prompt(messages, tuple(turn)), self.text, self.end, as_ids(self.token_ids))
 
 
 class _Steps(_Record):
@@ -391,13 +384,13 @@ class _Facts(_Record):
     """Columns that rows of every layout may have."""
 
     margin: float | None = None
-    confidence: Any = None
-    depth: NonNegativeInt | None = None
+    confidence: Annotated[Any, AfterValidator(_as_share)] = None
+    depth: Annotated[int, Field(ge=0)] | None = None
     chosen_reward: float | None = None
     rejected_reward: float | None = None
-    dataset: Any = None
-    chosen_type: Any = None
-    rejected_type: Any = None
+    dataset: _Name = ""
+    chosen_type: _Name = ""
+    rejected_type: _Name = ""
 
     @model_validator(mode="after")
     def _margin_is_of_rewards(self) -> Self:
@@ -446,12 +439,8 @@ def read_row(place: str, record: Any) -> CheckedRow:
         question = text_id(record["question_id"]) or ""
         if not question:
             raise Unusable("question_id is empty, or neither a text nor a whole number")
-    dataset = valid_unicode(facts.dataset) if isinstance(facts.dataset, str) else ""
-    types = [value if isinstance(value, str) else "" for value in (facts.chosen_type, facts.rejected_type)]
-    confidence = as_finite(facts.confidence)
-    sure = confidence if confidence is not None and 0 <= confidence <= 1 else None  # a column of another tool
-    group, kinds = (dataset, question), (types[0], types[1])
-    return CheckedRow(place, sides, facts.margin, facts.depth or 0, group, kinds, confidence=sure)
+    group, types = (valid_unicode(facts.dataset), question), (facts.chosen_type, facts.rejected_type)
+    return CheckedRow(place, sides, facts.margin, facts.depth or 0, group, types, confidence=facts.confidence)
 
 
 def _with_our_names(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -484,7 +473,7 @@ def _read_sides(record: Mapping[str, Any]) -> Sides:
         return _step_sides({side: _steps_of_trajectory(record, side) for side in _SIDES})
     record = _with_prompt(record)
     if isinstance(record["chosen"], str):
-        texts = [record[name] for name in _TEXT_COLUMNS]
+        texts = [record[name] for name in ("prompt", *_SIDES)]
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise Unusable("prompt, chosen and rejected are not three texts with any content")
         return TextSides(*texts)
@@ -548,8 +537,7 @@ def _steps_of_trajectory(record: Mapping[str, Any], side: str) -> Any:
 
 def _step_sides(steps_by_side: Mapping[str, Any]) -> StepSides:
     steps = _Steps.model_validate(steps_by_side)
-    chosen, rejected = ([step.checked() for step in side] for side in (steps.chosen, steps.rejected))
-    return StepSides(tuple(chosen), tuple(rejected))
+    return StepSides(*(tuple(step.checked() for step in side) for side in (steps.chosen, steps.rejected)))
 
 
 def _is_tie(sides: Sides) -> bool:
@@ -620,9 +608,7 @@ class PairRules:
         if self._repeated is not None and self._question != row.group:
             self._question = row.group
             self._names = self._lasting if row.group in self._repeated else defaultdict(list)
-        contents = []
-        for kind, side in zip(row.types, sides, strict=True):
-            contents.append([_content(kind, text) for text in side])
+        contents = [[_content(kind, text) for text in side] for kind, side in zip(row.types, sides, strict=True)]
         self.same_text += self._count_reverses(row.place, prompt, *sides)
         self.same_content += self._count_reverses(row.place, prompt, *contents)
         self.rows[split] += 1
@@ -675,20 +661,17 @@ class PairRules:
         )
 
 
-def _texts_of(sides: Sides) -> tuple[list[str], list[str], list[str]]:
+def _texts_of(sides: Sides) -> list[list[str]]:
     """Return the texts of the prompt, of the chosen side and of the rejected one."""
-    if isinstance(sides, TextSides):
-        return [sides.prompt], [sides.chosen], [sides.rejected]
-    if isinstance(sides, ChatSides):
-        sides_by_name = (sides.prompt, sides.chosen, sides.rejected)
-        prompt, *texts = ([message["content"] for message in messages] for messages in sides_by_name)
-        return prompt, texts[0], texts[1]
+    if not isinstance(sides, StepSides):
+        parts: list[str | Messages] = [sides.prompt, sides.chosen, sides.rejected]
+        return [[part] if isinstance(part, str) else [message["content"] for message in part] for part in parts]
     state = sides.chosen[0].prompt
     prompt = [*(message.content for message in state.messages), state.prefix]
-    return prompt, [step.text for step in sides.chosen], [step.text for step in sides.rejected]
+    return [prompt, [step.text for step in sides.chosen], [step.text for step in sides.rejected]]
 
 
-def _content(kind: str, text: str) -> TypedText:
+def _content(kind: str, text: str) -> tuple[str, str]:
     """Return type and text inside the last tag, normalised; the whole step if it has none, or cannot be parsed."""
     tagged = None if kind == "malformed" else _LAST_TAG.fullmatch(text)
     if tagged is None:

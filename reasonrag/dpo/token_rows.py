@@ -28,7 +28,6 @@ from reasonrag.dpo.preferences import (
     ChatSides,
     CheckedRow,
     Ids,
-    Messages,
     PairRules,
     Preferences,
     StepSides,
@@ -37,6 +36,7 @@ from reasonrag.dpo.preferences import (
     TextSides,
 )
 from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.training.run import Log
 from reasonrag.training.settings import PairSettings
 
 _ENCODED = ("without_ids", "of_another_tokenizer", "encoded_differently")
@@ -94,12 +94,7 @@ def data_of(settings: PairSettings) -> str:
 
 
 def tokenise(
-    preferences: Preferences,
-    settings: PairSettings,
-    chat: ChatTemplate,
-    *,
-    context: int | None,
-    log: Callable[[str], object],
+    preferences: Preferences, settings: PairSettings, chat: ChatTemplate, *, context: int | None, log: Log
 ) -> TokenPairs:
     """Check and tokenise preferences; leave out, whole, pairs that are too long.
 
@@ -114,16 +109,15 @@ def tokenise(
     source, noun = data_of(settings), preferences.noun
     # The rules see all rows, whatever a limit takes: the
     # same data is refused or accepted with any sample.
-    rules = PairRules()
+    rules, samples, kinds = PairRules(), {}, {}
     for split, rows in (("train", preferences.train), ("test", preferences.test)):
         for row in rows:
             rules.add_row(split, row)
+        samples[split] = _sample(rows, settings)
+        kinds[split] = dict(Counter(row.types[0] for row in samples[split] if row.types[0]).most_common())
     rules.check_questions(source)
-    train, test = _sample(preferences.train, settings), _sample(preferences.test, settings)
+    train, test = samples["train"], samples["test"]
     log(f"{len(train)} {noun} to train on, {len(test)} held out")
-    kinds = {}
-    for split, rows in (("train", train), ("test", test)):
-        kinds[split] = dict(Counter(row.types[0] for row in rows if row.types[0]).most_common())
     if kinds["train"]:
         log("kinds of steps to learn: " + ", ".join(f"{count} {kind}" for kind, count in kinds["train"].items()))
     if str(rules):
@@ -141,13 +135,14 @@ def tokenise(
     # Shares in [0, 1] of the steps.
     shares = {name: encoded[name] / max(step_count, 1) for name in _ENCODED}
     counts = {}
-    for split, name in (("train", "train"), ("test", "held_out")):
-        counts[name] = {noun: len(kept[split]), "questions": len({pair.group for pair in kept[split]})}
+    for split, members in kept.items():
+        counts[split] = {noun: len(members), "questions": len({pair.group for pair in members})}
     path, checksum = Path(source), preferences.checksum()
     facts = {
         "source": path.resolve().name if path.exists() else source,  # no path of this machine
         "checksum": checksum,
-        **counts,
+        "train": counts["train"],
+        "held_out": counts["test"],
         "kinds": kinds,
         "trajectories": preferences.trajectories,
         "contradictory": rules.summary(),
@@ -243,9 +238,8 @@ class _Encoder:
         """Return the ids of chat and open turn: text and sampled ids each by itself, or all as one text without ids."""
         sampled = [self._spelled(span.text, span.token_ids) for span in prompt.turn]
         if not any(sampled):
-            return self._ids(_rendered(place, partial(self.chat.text, prompt)), add_special_tokens=False)
-        chat_text = _rendered(place, partial(self.chat.text, Prompt(prompt.messages)))
-        ids = self._ids(chat_text, add_special_tokens=False)
+            return self._rendered(place, self.chat.text, prompt)
+        ids = self._rendered(place, self.chat.text, Prompt(prompt.messages))
         for span, span_ids in zip(prompt.turn, sampled, strict=True):
             ids += span_ids or self._ids(self.chat.span_text(span), add_special_tokens=False)
         return ids
@@ -266,34 +260,39 @@ class _Encoder:
 
     def _whole_turns(self, place: str, sides: ChatSides | TextSides) -> tuple[tuple[Segment], tuple[Segment]]:
         """Return both sides by TRL's rule: scored from the first token in which the prompt and either side differ."""
-        if isinstance(sides, TextSides):
-            read, with_chosen, with_rejected = (self._ids(text) for text in self._plain_texts(sides))
-        else:
-            texts = self._chat_texts(place, sides)
-            read, with_chosen, with_rejected = (self._ids(text, add_special_tokens=False) for text in texts)
+        ids = self._plain_ids(sides) if isinstance(sides, TextSides) else self._chat_ids(place, sides)
+        read, with_chosen, with_rejected = ids
         # Tokens of prompt and completion may merge, so the
         # prompt's ids need not begin those of the whole.
         border = min(common_length(read, with_chosen), common_length(read, with_rejected))
         prompt_ids = read[:border]
         return (Segment(prompt_ids, with_chosen[border:]),), (Segment(prompt_ids, with_rejected[border:]),)
 
-    def _plain_texts(self, sides: TextSides) -> list[str]:
-        """Return the prompt, and the prompt with either completion and its EOS token."""
+    def _plain_ids(self, sides: TextSides) -> list[Ids]:
+        """Return the ids of the prompt, and of the prompt with either completion and its EOS token."""
         eos_token = self.chat.tokenizer.eos_token
         if eos_token is None:
             raise ConfigError("the model's tokenizer has no EOS token to end a text with; give lists of messages")
         ended = [side.removesuffix(eos_token) + eos_token for side in (sides.chosen, sides.rejected)]
-        return [valid_unicode(sides.prompt + completion) for completion in ("", *ended)]
+        return [self._ids(valid_unicode(sides.prompt + completion)) for completion in ("", *ended)]
 
-    def _chat_texts(self, place: str, sides: ChatSides) -> list[str]:
-        """Return the rendered prompt, and the whole chat with either completion."""
-
-        def render(messages: Messages, **options: bool) -> str:
-            template = self.chat.tokenizer.apply_chat_template
-            return _rendered(place, partial(template, messages, tokenize=False, **options))
-
+    def _chat_ids(self, place: str, sides: ChatSides) -> list[Ids]:
+        """Return the ids of the rendered prompt, and of the whole chat with either completion."""
+        render = partial(self._rendered, place, self.chat.tokenizer.apply_chat_template, tokenize=False)
         whole_turns = [render(sides.prompt + side) for side in (sides.chosen, sides.rejected)]
         return [render(sides.prompt, add_generation_prompt=True), *whole_turns]
+
+    def _rendered(self, place: str, render: Callable[..., Any], *chat: Any, **options: bool) -> Ids:
+        """Return the ids of a rendered chat, whose template writes its special tokens into the text."""
+        try:
+            text = valid_unicode(str(render(*chat, **options)))
+        except Exception as error:  # templates may raise anything
+            reason = excerpt(str(error), 120) or type(error).__name__
+            raise DataError(
+                f"{place}: the model's chat template cannot show its messages ({reason}); "
+                "change the row, or use a model with another template"
+            ) from error
+        return self._ids(text, add_special_tokens=False)
 
     def _ids(self, text: str, **options: bool) -> Ids:
         # `verbose` would warn of texts above the model's
@@ -304,23 +303,12 @@ class _Encoder:
         return tuple(self._shared_ids.setdefault(token, token) for token in ids)
 
 
-def _rendered(place: str, render: Callable[[], Any]) -> str:
-    try:
-        return valid_unicode(str(render()))
-    except Exception as error:  # templates may raise anything
-        reason = excerpt(str(error), 120) or type(error).__name__
-        raise DataError(
-            f"{place}: the model's chat template cannot show its messages ({reason}); "
-            "change the row, or use a model with another template"
-        ) from error
-
-
 def fit(
     splits: Mapping[str, Sequence[Pair]],
     settings: PairSettings,
     *,
     context: int | None,
-    log: Callable[[str], object] = lambda line: None,
+    log: Log = lambda line: None,
     noun: str = "pairs",
 ) -> tuple[dict[str, list[Pair]], dict[str, Any]]:
     """Return the pairs that fit, whole, by split; and a report on the lengths of all, as JSON can hold it.

@@ -20,6 +20,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import nearest
+from reasonrag.dpo.demonstrations import read_demonstrations
 from reasonrag.dpo.preferences import read_preferences
 from reasonrag.dpo.token_rows import TokenPairs, data_of, tokenise
 from reasonrag.storage.files import short_hash
@@ -53,21 +54,21 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
         if loss_type not in LOSS_TYPES:  # TRL would notice at the first step
             raise ConfigError(f"loss_type {loss_type!r} is unknown{nearest(loss_type, LOSS_TYPES)}")
     # Model, folder and TRL's arguments. A mistake in them is an error before anything is read.
-    run = TrainingRun("dpo", settings, out, log=log)
-    run.prepare(DPOConfig, loss_type=loss_types, precompute_ref_log_probs=settings.reference == "precomputed")
+    own = {"loss_type": loss_types, "precompute_ref_log_probs": settings.reference == "precomputed"}
+    run = TrainingRun("dpo", settings, out, DPOConfig, log=log, **own)
 
     def read() -> TrainingData:
         # A run's folder, a file or a Hub data set ->
         # checked rows -> the ids read and sampled by the policy.
         preferences = read_preferences(data_of(settings))
         pairs = tokenise(preferences, settings, run.chat, context=run.source.context(), log=run.log)
-        # With lengths, pairs of like length share a forward
-        # pass, unless the loss compares those of a pass.
-        by_batch = _BATCH_LOSS_TYPES.intersection(loss_types)
         smooth, checksum = settings.smooth_by_confidence, pairs.checksum
         if smooth:
             checksum = short_hash([checksum, *(pair.confidence for pair in (*pairs.train, *pairs.test))])
-        make_rows = partial(pair_rows, pairs, with_lengths=not by_batch, smooth=smooth)
+        # With lengths, pairs of like length share a forward
+        # pass, unless the loss compares those of a pass.
+        with_lengths = _BATCH_LOSS_TYPES.isdisjoint(loss_types)
+        make_rows = partial(pair_rows, pairs, with_lengths=with_lengths, smooth=smooth)
         return TrainingData(checksum, pairs.card, pairs.facts, make_rows)
 
     with run:
@@ -99,31 +100,25 @@ def train_sft(settings: SFTSettings, out: Path | None, *, log: Log = print) -> T
 
     The second is DPO's rival in arXiv:2505.14069, Table 3.
     """
-    run = TrainingRun("sft", settings, out, log=log)
-    run.prepare(SFTConfig)
+    run = TrainingRun("sft", settings, out, SFTConfig, log=log)
 
     def read() -> TrainingData:
-        if settings.examples == "chosen":
-            preferences = read_preferences(data_of(settings))
-        else:
-            from reasonrag.dpo.demonstrations import read_demonstrations
-
-            preferences = read_demonstrations(data_of(settings), settings)
+        data = data_of(settings)
+        preferences = read_preferences(data) if settings.examples == "chosen" else read_demonstrations(data, settings)
+        if (facts := preferences.trajectories) is not None:
             run.log(
                 "demonstrations: {trajectories} trajectories, of {questions} of {of_questions} questions, "
-                "outcome {mean_outcome:.2f}, {mean_steps:.1f} steps on average".format(**preferences.trajectories or {})
+                "outcome {mean_outcome:.2f}, {mean_steps:.1f} steps on average".format(**facts)
             )
         pairs = tokenise(preferences, settings, run.chat, context=run.source.context(), log=run.log)
         return TrainingData(pairs.checksum, pairs.card, pairs.facts, partial(step_rows, pairs))
 
     with run:
-        rows = run.open(read)
-        if rows is None:
-            return run
-        trainer = run.build_trainer(StepSFTTrainer, *rows)
-        run.train(trainer)
-        run.evaluate(trainer)
-        run.save(trainer)
+        if rows := run.open(read):
+            trainer = run.build_trainer(StepSFTTrainer, *rows)
+            run.train(trainer)
+            run.evaluate(trainer)
+            run.save(trainer)
     return run
 
 
@@ -138,15 +133,12 @@ def pair_rows(pairs: TokenPairs, *, with_lengths: bool = True, smooth: bool = Fa
     """
     as_steps = not smooth
     for pair in (*pairs.train, *pairs.test):
-        of_one_step = len(pair.chosen) == len(pair.rejected) == 1
-        as_steps &= of_one_step and pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids
-    rows_by_split: dict[str, TokenRows] = {}
+        prompts = [[segment.prompt_ids for segment in side] for side in (pair.chosen, pair.rejected)]
+        as_steps &= len(prompts[0]) == 1 and prompts[0] == prompts[1]
+    rows_by_split: dict[str, TokenRows] = {"train": [], "test": []}
     for split, members in (("train", pairs.train), ("test", pairs.test)):
-        rows_by_split[split] = []
         for pair in members:
-            row: dict[str, Any] = {}
-            if as_steps:
-                row[_STEP_COLUMN] = list(pair.chosen[0].prompt_ids)
+            row: dict[str, Any] = {_STEP_COLUMN: list(pair.chosen[0].prompt_ids)} if as_steps else {}
             for side, segments in (("chosen", pair.chosen), ("rejected", pair.rejected)):
                 if as_steps:
                     row[f"{side}_ids"] = list(segments[0].completion_ids)
@@ -163,9 +155,8 @@ def pair_rows(pairs: TokenPairs, *, with_lengths: bool = True, smooth: bool = Fa
 
 def step_rows(pairs: TokenPairs) -> dict[str, TokenRows]:
     """Return `input_ids`, `labels` and `length` by split: every chosen step once, with its tokens alone scored."""
-    rows_by_split: dict[str, TokenRows] = {}
+    rows_by_split: dict[str, TokenRows] = {"train": [], "test": []}
     for split, members in (("train", pairs.train), ("test", pairs.test)):
-        rows_by_split[split] = []
         # A step is the chosen one of several pairs; it is learned once.
         for segment in dict.fromkeys(segment for pair in members for segment in pair.chosen):
             labels = [_IGNORED_LABEL] * len(segment.prompt_ids) + list(segment.completion_ids)
@@ -209,11 +200,10 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
             return dataset
         return super()._prepare_dataset(dataset, *args, **kwargs)
 
-    def compute_ref_log_probs(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+    def compute_ref_log_probs(self, model: Any, inputs: Mapping[str, Any]) -> Any:
         """Return `[pairs]` log-probabilities of both sides under the reference; TRL's precomputing calls it too."""
         if "row_index" not in inputs:
-            chosen, rejected = super().compute_ref_log_probs(model, inputs)
-            return chosen, rejected
+            return super().compute_ref_log_probs(model, inputs)
         batch = {name: inputs[name] for name in ("input_ids", "attention_mask", "completion_mask")}
         return _sum_by_pair(torch.cat(super().compute_ref_log_probs(model, batch)), inputs)
 
@@ -274,18 +264,17 @@ def collate_segments(examples: Sequence[Mapping[str, Any]], *, pad_token_id: int
     """
     # First, because the evaluation loop weighs a batch by the length of its first tensor.
     batch: dict[str, Any] = {"pair_number": torch.arange(len(examples))}
-    sequences, attention, scored, owners = [], [], [], []
+    sequences, scored, owners = [], [], []
     for offset, side in ((0, "chosen"), (len(examples), "rejected")):
         for number, example in enumerate(examples):
             steps = zip(example[f"{side}_prompts"], example[f"{side}_completions"], strict=True)
             for prompt, completion in steps:
                 sequences.append(torch.tensor([*prompt, *completion]))
-                attention.append(torch.ones_like(sequences[-1]))
                 scored.append(torch.tensor([0] * len(prompt) + [1] * len(completion)))
                 owners.append(offset + number)
     batch["row_index"] = torch.tensor(owners)
     batch["input_ids"] = pad_sequence(sequences, batch_first=True, padding_value=pad_token_id)
-    batch["attention_mask"] = pad_sequence(attention, batch_first=True)
+    batch["attention_mask"] = pad_sequence(list(map(torch.ones_like, sequences)), batch_first=True)
     batch["completion_mask"] = pad_sequence(scored, batch_first=True)
     for name in (*_REFERENCE_COLUMNS, _CONFIDENCE):
         if name in examples[0]:
@@ -293,8 +282,7 @@ def collate_segments(examples: Sequence[Mapping[str, Any]], *, pad_token_id: int
     return batch
 
 
-def _sum_by_pair(values: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+def _sum_by_pair(values: Any, inputs: Mapping[str, Any]) -> Any:
     """Sum the `[R]` values of sequences to `[pairs]` of the chosen and `[pairs]` of the rejected sides."""
     sums = values.new_zeros(2 * len(inputs["pair_number"]))
-    chosen, rejected = sums.index_add(0, inputs["row_index"], values).chunk(2)
-    return chosen, rejected
+    return sums.index_add(0, inputs["row_index"], values).chunk(2)

@@ -101,9 +101,6 @@ class Tree:
             parent.children.append(node.id)
         return node
 
-    def children(self, node: Node) -> list[Node]:
-        return [self.nodes[child] for child in node.children]
-
     def path_up(self, node: Node) -> Iterator[Node]:
         """Yield the node, its parent, ... and the root."""
         while True:
@@ -140,14 +137,14 @@ def select_child(parent: Node, children: Sequence[Node], *, selection: str, c_uc
     A child without a value (the judge could not be parsed, no answer) gets its parent's, so that a
     failure neither attracts the search nor repels it.
     """
-    score = SELECTIONS[selection]
     unknown = parent.value or 0.0
     total = sum([child.visits for child in children])
-    scores = []
-    for child in children:
+
+    def score(child: Node) -> float:
         value = child.value_sum / child.valued if child.valued else unknown
-        scores.append(score(value, child.visits, total, parent.visits, c_uct))
-    return children[scores.index(max(scores))]
+        return SELECTIONS[selection](value, child.visits, total, parent.visits, c_uct)
+
+    return max(children, key=score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +252,10 @@ class TreeSearch:
                     await complete_oldest()
 
                 # Select: from the root down, by Eq. 5, to a node that has room for a child.
-                selected = None if self._is_spent(tree, in_flight, completed) else self._select(tree, recorded)
-                while selected is None and in_flight:  # an iteration in flight may make room
-                    await complete_oldest()
-                    selected = None if self._is_spent(tree, in_flight, completed) else self._select(tree, recorded)
-                if selected is None:
-                    break  # nothing is left to expand, or the calls are spent
+                while self._is_spent(tree, in_flight, completed) or (selected := self._select(tree, recorded)) is None:
+                    if not in_flight:
+                        return tree  # nothing is left to expand, or the calls are spent
+                    await complete_oldest()  # an iteration in flight may make room
 
                 # Expand it by a step of the policy and value the new
                 # node, in a task. A terminal node keeps its value.
@@ -308,7 +303,7 @@ class TreeSearch:
         while not node.terminal and not self._has_room(node):
             if not node.children:  # all of them are in flight
                 return None
-            children = tree.children(node)
+            children = [tree.nodes[child] for child in node.children]
             node = select_child(node, children, selection=self.settings.selection, c_uct=self.settings.c_uct)
         return node
 

@@ -33,11 +33,9 @@ from reasonrag.core.text import redact_data
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.metrics import Attempt, attempt_values
 from reasonrag.formats import Format
-from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.online_rl.rows import Group, Sample, Transcript, has_variance, transcripts
+from reasonrag.online_rl.rows import Group, Row, Sample, Transcript, has_variance, transcripts
 from reasonrag.online_rl.settings import GuardSettings, RLSettings
-from reasonrag.retrieval.base import Retriever
 from reasonrag.rewards.base import Reward, Score, finite, trajectory_text
 from reasonrag.rollout import Engine, derive_seed, gather_all
 from reasonrag.storage.parquet import write_parquet
@@ -132,8 +130,8 @@ class BatchPlan:
 
     def questions_of(self, batch: int) -> list[Question]:
         """Return this process's questions of a batch: each comes once per epoch, in an order that differs by epoch."""
-        drawn_indices = self._drawn(batch)
-        return [self.questions[drawn_indices[slot]] for slot in self.slots]
+        drawn = self._drawn(batch)
+        return [self.questions[drawn[slot]] for slot in self.slots]
 
     def replacements(self, batch: int, slots: Sequence[int], attempt: int) -> list[Question]:
         """Return other questions for slots whose groups were dropped; `attempt` counts from 1.
@@ -242,7 +240,7 @@ class Collector:
             if rows:
                 return Sample(question, index, trajectory, tuple(map(self._ended, rows)), Score(None))
             # The policy wrote nothing, or the backend refused; TRL needs a row for each trajectory.
-            empty = Transcript((self.chat.end_of_turn,), (self.chat.end_of_turn,), (0,), (0.0,), False)
+            empty = Row.padding(self.chat.end_of_turn).tokens
             return Sample(question, index, None, (empty,), Score(None, cause=cause or "empty"))
 
         samples = await gather_all(map(sample, range(self.plan.group_size)))
@@ -255,9 +253,8 @@ class Collector:
         return row.ended(self.chat.end_of_turn)
 
     async def _scored(self, samples: Sequence[Sample], step: int) -> list[Sample]:
-        """Return the samples, in order, with scores for the trajectories that have none; a missing one has a cause."""
-        waiting = [sample for sample in samples if sample.awaits_reward]
-        trajectories = [sample.trajectory for sample in waiting if sample.trajectory is not None]
+        """Return the samples, in order, with the scores of their trajectories; a missing one has a cause."""
+        trajectories = [sample.trajectory for sample in samples if sample.trajectory is not None]
         scores = await self.reward.score(trajectories, step=step) if trajectories else []
         if len(scores) != len(trajectories):
             raise RunError(
@@ -266,23 +263,19 @@ class Collector:
             )
         remaining, scored = iter(scores), []
         for sample in samples:
-            if sample.awaits_reward:
-                score = finite(next(remaining))
-                is_unexplained = score.value is None and not score.cause
-                sample = replace(sample, score=replace(score, cause="unknown") if is_unexplained else score)
-            scored.append(sample)
+            score = sample.score if sample.trajectory is None else finite(next(remaining))
+            is_unexplained = score.value is None and not score.cause
+            scored.append(replace(sample, score=replace(score, cause="unknown") if is_unexplained else score))
         return scored
 
     def _refuse_outage(self, batch: Batch, step: int) -> None:
         """Raise RunError if too many rewards are missing; below that, such trajectories are left out of the step."""
-        causes: Counter[str] = Counter()
-        for sample in batch.samples:
-            if sample.trajectory is None or sample.awaits_reward:
-                causes[sample.score.cause] += 1
+        missing = [sample for sample in batch.samples if sample.trajectory is None or sample.awaits_reward]
+        causes = Counter(sample.score.cause for sample in missing)
         most = self.settings.outage.max_unscored
-        if causes.total() > most * len(batch.samples):
+        if len(missing) > most * len(batch.samples):
             raise RunError(
-                f"{causes.total()} of {len(batch.samples)} trajectories of step {step + 1} have no reward "
+                f"{len(missing)} of {len(batch.samples)} trajectories of step {step + 1} have no reward "
                 f"({dict(causes)}), more than outage.max_unscored {most:g} allows; the state before that step is kept: "
                 f"check the reward and its judge{_TOO_LONG if causes['context_overflow'] else ''}, and run the same "
                 "command again to resume"
@@ -335,7 +328,7 @@ class Validation:
     best: float | None = None
     best_step: int | None = None
 
-    async def run(self, step: int, *, process: int = 0, processes: int = 1) -> list[Metrics]:
+    async def run(self, step: int, *, process: int = 0, processes: int = 1) -> Sequence[Metrics]:
         """Return the metrics of each question of this process's share, with the reward if it is the metric.
 
         A question on which the policy's backend fails is left
@@ -345,8 +338,7 @@ class Validation:
         async def attempt(question: Question) -> Trajectory | None:
             # The same at every step, so that two policies differ by their weights alone.
             seed = derive_seed(self.seed, "validation", question.dataset, question.id)
-            trajectory, _ = await roll_out(self.engine, question, seed)
-            return trajectory
+            return (await roll_out(self.engine, question, seed))[0]
 
         attempts = await gather_all(map(attempt, self.questions[process::processes]))
         finished = [trajectory for trajectory in attempts if trajectory is not None]
@@ -354,7 +346,7 @@ class Validation:
         if self.metric == "reward" and finished:
             for row, score in zip(rows, await self.reward.score(finished, step=step), strict=True):
                 row["reward"] = score.value
-        return list(rows)
+        return rows
 
     def is_best(self, means: Mapping[str, float], step: int) -> bool:
         """Return whether these metrics are the best so far, and remember them if they are."""
@@ -369,13 +361,6 @@ class Validation:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.best, self.best_step = state["best"], state["best_step"]
-
-
-def validation_engine(engine: Engine, retriever: Retriever, *, temperature: float) -> Engine:
-    """Return an engine with the same policy and another retriever, sampling as in evaluation."""
-    # It shares the LLM, and so the weights that are trained.
-    sampling = Sampling(temperature=temperature, max_tokens=engine.sampling.max_tokens)
-    return replace(engine, retriever=retriever, sampling=sampling)
 
 
 def mean_metrics(rows: Sequence[Metrics]) -> dict[str, float]:
@@ -399,32 +384,27 @@ def batch_metrics(batch: Batch, format: Format) -> dict[str, float]:
     that have them, `rollout/...` over the trajectories that did not
     fail; `unscored/CAUSE` counts the trajectories without a reward.
     """
-    samples = batch.samples
-    metrics = mean_metrics([_sample_metrics(sample, format) for sample in samples])
-    metrics |= over_under([sample.score.parts for sample in samples])
-    for cause, count in sorted(batch.unscored.items()):
-        metrics[f"unscored/{cause}"] = float(count)
+    samples, rows = batch.samples, []
+    for sample in samples:
+        row: dict[str, float | None] = {
+            "rollout/reward": sample.score.value,
+            "rollout/tokens": sample.policy_tokens,
+            "rollout/rows": len(sample.transcripts),
+            "rollout/truncated": sample.truncated,
+            "rollout/unscored": sample.score.value is None,
+        }
+        row |= {f"reward/{part}": value for part, value in sample.score.parts.items()}
+        if sample.trajectory is not None:
+            known = trajectory_metrics(sample.trajectory, format)
+            row |= {f"rollout/{name}": value for name, value in known.items()}
+        rows.append(row)
+    metrics = mean_metrics(rows) | over_under([sample.score.parts for sample in samples])
+    metrics |= {f"unscored/{cause}": float(count) for cause, count in sorted(batch.unscored.items())}
     return metrics | {
-        "rollout/unscored": sum(sample.score.value is None for sample in samples) / len(samples),
         "rollout/flat_groups": batch.flat / len(batch.groups),
         "rollout/dropped_groups": float(batch.dropped),
         "rollout/seconds": batch.seconds,
     }
-
-
-def _sample_metrics(sample: Sample, format: Format) -> Metrics:
-    metrics: dict[str, float | None] = {
-        "rollout/reward": sample.score.value,
-        "rollout/tokens": sample.policy_tokens,
-        "rollout/rows": len(sample.transcripts),
-        "rollout/truncated": sample.truncated,
-    }
-    for part, value in sample.score.parts.items():
-        metrics[f"reward/{part}"] = value
-    if sample.trajectory is not None:
-        for name, value in trajectory_metrics(sample.trajectory, format).items():
-            metrics[f"rollout/{name}"] = value
-    return metrics
 
 
 def trajectory_metrics(trajectory: Trajectory, format: Format) -> dict[str, float | None]:
@@ -435,9 +415,8 @@ def trajectory_metrics(trajectory: Trajectory, format: Format) -> dict[str, floa
     """
     known, reading = attempt_values(Attempt(trajectory)), format.read(trajectory)
     metrics: dict[str, float | None] = {name: float(known[name] or 0.0) for name in ANSWER_METRICS}
-    metrics["format_rate"] = float(reading.well_formed)
-    metrics["search_share"] = len(reading.queries) / max(1, len(reading.blocks))
-    return metrics
+    search_share = len(reading.queries) / max(1, len(reading.blocks))
+    return metrics | {"format_rate": float(reading.well_formed), "search_share": search_share}
 
 
 def over_under(parts: Sequence[Metrics]) -> dict[str, float]:
@@ -481,33 +460,31 @@ def write_rollouts(
     rows = []
     remaining = iter(row_advantages)
     for sample, advantage in zip(batch.samples, advantages, strict=True):
-        of_rows = [next(remaining) for _ in sample.transcripts]
-        row = {"step": step + 1, "advantage": advantage, "row_advantages": of_rows} | _log_row(sample, format)
+        trajectory = sample.trajectory
+        reading = format.read(trajectory) if trajectory else None
+        row = {
+            "step": step + 1,
+            "dataset": sample.question.dataset,
+            "question_id": sample.question.id,
+            "sample": sample.index,
+            "reward": sample.score.value,
+            "advantage": advantage,
+            "row_advantages": [next(remaining) for _ in sample.transcripts],
+            "cause": sample.score.cause,
+            "parts": sorted(sample.score.parts.items()),
+            "well_formed": reading.well_formed if reading else None,
+            "reason": reading.reason if reading else "",
+            "answer": trajectory.answer if trajectory else None,
+            "stop_reason": trajectory.stop_reason.value if trajectory and trajectory.stop_reason else None,
+            "question": sample.question.question,
+            "golden_answers": list(sample.question.golden_answers),
+            "turn": trajectory_text(trajectory) if trajectory else "",
+            "tokens": sum(len(transcript.completion_ids) for transcript in sample.transcripts),
+            "policy_tokens": sample.policy_tokens,
+            "truncated": sample.truncated,
+        }
         # Secrets are redacted only here: the trainer needs the exact tokens that the policy sampled.
         rows.append(redact_data(row, "a rollout"))
     folder.mkdir(parents=True, exist_ok=True)
     suffix = f"-{process}" if process else ""
     write_parquet(folder / f"step-{step + 1:06d}{suffix}.parquet", rows, rollout_schema())
-
-
-def _log_row(sample: Sample, format: Format) -> dict[str, Any]:
-    trajectory = sample.trajectory
-    reading = format.read(trajectory) if trajectory else None
-    return {
-        "dataset": sample.question.dataset,
-        "question_id": sample.question.id,
-        "sample": sample.index,
-        "reward": sample.score.value,
-        "cause": sample.score.cause,
-        "parts": sorted((name, value) for name, value in sample.score.parts.items()),
-        "well_formed": reading.well_formed if reading else None,
-        "reason": reading.reason if reading else "",
-        "answer": trajectory.answer if trajectory else None,
-        "stop_reason": trajectory.stop_reason.value if trajectory and trajectory.stop_reason else None,
-        "question": sample.question.question,
-        "golden_answers": list(sample.question.golden_answers),
-        "turn": trajectory_text(trajectory) if trajectory else "",
-        "tokens": sum(len(row.completion_ids) for row in sample.transcripts),
-        "policy_tokens": sample.policy_tokens,
-        "truncated": sample.truncated,
-    }

@@ -54,9 +54,8 @@ def token_advantages(rewards: Any, values: Any, own_tokens: Any, owners: Sequenc
 
 def mean(numbers: Any, own_tokens: Any, accelerator: Any) -> Any:
     """Return the mean of `[R, T]` numbers over the tokens of all processes that are the policy's own."""
-    total, count = accelerator.reduce(
-        torch.stack([(numbers * own_tokens).sum(), own_tokens.sum().float()]), reduction="sum"
-    )
+    sums = torch.stack([(numbers * own_tokens).sum(), own_tokens.sum().float()])
+    total, count = accelerator.reduce(sums, reduction="sum")
     return total / count.clamp(min=1)
 
 
@@ -122,13 +121,8 @@ class Critic:
             tokens = self.sum(rows["own"].sum()).clamp(min=1)
             done = torch.zeros((), device=self.accelerator.device)
             for part in split(rows):
-                own_tokens = part["own"]
-                error = value_loss(
-                    self._forward(part)[own_tokens],
-                    part["values"][own_tokens],
-                    part["returns"][own_tokens],
-                    _VALUE_CLIP,
-                )
+                own = part["own"]
+                error = value_loss(self._forward(part)[own], part["values"][own], part["returns"][own], _VALUE_CLIP)
                 loss = error.sum() / tokens
                 loss.backward()
                 done += loss.detach()

@@ -72,10 +72,8 @@ async def make_plans(
 
     async def work(place: int, question: Question, count: Count) -> None:
         plan = await _plan(question, engine, judge, settings or PlanSettings(), seed)
-        if isinstance(plan, str):
-            progress.written[plan] += 1
-        else:
-            progress.written["plans"] += 1
+        progress.written[plan if isinstance(plan, str) else "plans"] += 1
+        if not isinstance(plan, str):
             rows[place] = plan
 
     async def set_aside(*failure: object) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from statistics import fmean, stdev
 from typing import Any, Literal
 
@@ -78,13 +78,9 @@ def transcripts(trajectory: Trajectory, chat: ChatTemplate) -> tuple[Transcript,
             runs.append([step])
         sampled = _sampled(step)
         open_turn = (*turn, sampled) if sampled.text or sampled.token_ids else turn
-    rows, steps = [], 0
-    for run in runs:
-        steps += len(run)
-        row = _transcript(run, chat, steps)
-        if row.completion_ids:
-            rows.append(row)
-    return tuple(rows)
+    steps = accumulate(map(len, runs))  # up to the end of each row
+    rows = [_transcript(run, chat, until) for run, until in zip(runs, steps, strict=True)]
+    return tuple(row for row in rows if row.completion_ids)
 
 
 def _sampled(step: Step) -> Span:
@@ -105,9 +101,7 @@ def _transcript(run: Sequence[Step], chat: ChatTemplate, steps: int) -> Transcri
             mask += [int(span.by_policy)] * len(ids)
         else:  # inserted before the policy's first token
             prompt_ids += ids
-    reported: list[float] = []
-    for step in run:
-        reported += step.completion.logprobs or ()
+    reported = [logprob for step in run for logprob in step.completion.logprobs or ()]
     # Without one for each sampled token they cannot be used.
     logprobs = _at_mask(reported, mask) if len(reported) == sum(mask) else None
     is_truncated = last.completion.is_cut

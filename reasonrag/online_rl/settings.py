@@ -225,6 +225,14 @@ class RLSettings(TrainSettings):
         """Whether each token has an advantage, instead of each trajectory."""
         return self.algorithm in ("ppo", "reinforce++")
 
+    @property
+    def correction(self) -> str | None:
+        """How the loss corrects for rollouts from other weights or numerics than the trainer's; None for not."""
+        if self.importance == "auto":
+            # With a top_p below 1 the ratio would be that of two different distributions.
+            return "token_truncate" if self.rollout.url and self.rollout.top_p == 1 else None
+        return None if self.importance == "off" else self.importance
+
     def accumulation(self, processes: int) -> int:
         """Return the forward passes of one optimizer step on each process.
 
@@ -267,11 +275,10 @@ def rl_presets() -> dict[str, Tree]:
     """Return the presets of `rl train` by name; one that names a `base` is laid over it."""
     presets: dict[str, Tree] = {}
     for name, changes in read_yaml(Path(__file__).with_name("presets.yaml")).items():
-        tree: Tree = {}
+        presets[name] = {}
         # Section by section, so that a preset names only what differs from its base.
-        merge(tree, presets.get(changes.pop("base", ""), {}))
-        merge(tree, changes)
-        presets[name] = tree
+        for tree in (presets.get(changes.pop("base", ""), {}), changes):
+            merge(presets[name], tree)
     return presets
 
 
@@ -284,11 +291,9 @@ def load_rl_settings(
         ConfigError: an unknown key (with the nearest name), a value out of range, a contradiction.
     """
     explicit = gather(rl_presets(), preset=preset, file=file, overrides=overrides)
-    model = str(explicit.get("model") or "")
-    tree = carried_settings(ModelAddress.of_model(model))
-    tokens = tree.pop("policy", {}).get("max_tokens")
+    tree = carried_settings(ModelAddress.of_model(str(explicit.get("model") or "")))
     # The policy was trained to answer within this limit; here it is a setting of the rollouts.
-    if tokens:
+    if tokens := tree.pop("policy", {}).get("max_tokens"):
         tree["rollout"] = {"max_tokens": tokens}
     merge(tree, explicit)
     return validate(RLSettings, tree)

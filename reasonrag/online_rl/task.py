@@ -47,34 +47,15 @@ class Task:
     format: Format
     config: Config
     content_of: dict[str, str]  # names and checksums of everything that the settings refer to
-    card: PolicyCard
-    name: str
+    data: TrainingData  # which the training run records
     needs: frozenset[str]  # the parts that the reward needs
     plans: Plans  # Search-P1's reference plans
-    sampler_rows: int  # for TRL's sampler
-
-    def data(self) -> TrainingData:
-        """Return what the training run records. The rows are numbers: the collector chooses the questions."""
-        checksum = short_hash(self.content_of)
-        facts = {
-            "source": self.name,
-            "checksum": checksum,
-            "train": {"questions": len(self.questions)},
-            "held_out": {"questions": len(self.held_out)},
-            "content": self.content_of,
-        }
-        rows = [{"prompt": str(number)} for number in range(self.sampler_rows)]
-        return TrainingData(checksum, self.card, facts, lambda: {"train": rows})
 
     async def aclose(self) -> None:
         """Close the retrievers."""
         await self.retriever.aclose()
         if self.held_out_retriever is not self.retriever:
             await self.held_out_retriever.aclose()
-
-    def describe(self) -> str:
-        remark = "" if self.held_out else ": no best policy is kept (validation.data names questions)"
-        return f"{len(self.questions)} questions, {len(self.held_out)} held out for validation{remark}"
 
 
 def open_task(settings: RLSettings) -> Task:
@@ -101,10 +82,20 @@ def open_task(settings: RLSettings) -> Task:
     questions = open_questions(config)
     held_out = _held_out(settings, config, questions)
     retriever = open_retriever(config, questions)
-    content["questions"] = questions_fingerprint(questions)
-    content["corpus"] = retriever.fingerprint
+    content |= {"questions": questions_fingerprint(questions), "corpus": retriever.fingerprint}
     content["prompts"] = format.fingerprint
-    named = named_path(settings.data)
+    named, checksum = named_path(settings.data), short_hash(content)
+    facts = {
+        "source": named.resolve().name if named.exists() else settings.data,
+        "checksum": checksum,
+        "train": {"questions": len(questions)},
+        "held_out": {"questions": len(held_out)},
+        "content": content,
+    }
+    card = PolicyCard.of(config.model_dump(mode="json"), format.fingerprint)
+    # TRL's sampler draws a row for each question. They
+    # are numbers: the collector chooses the questions.
+    drawn = settings.max_steps * settings.rollout.questions_per_step
     return Task(
         questions=questions,
         held_out=held_out,
@@ -113,11 +104,9 @@ def open_task(settings: RLSettings) -> Task:
         format=format,
         config=config,
         content_of=content,
-        card=PolicyCard.of(config.model_dump(mode="json"), format.fingerprint),
-        name=named.resolve().name if named.exists() else settings.data,
+        data=TrainingData(checksum, card, facts, lambda: {"train": [{"prompt": str(row)} for row in range(drawn)]}),
         needs=needs,
         plans=plans,
-        sampler_rows=settings.max_steps * settings.rollout.questions_per_step,  # TRL draws one for each question
     )
 
 
@@ -248,8 +237,7 @@ def _held_out(settings: RLSettings, config: Config, training: Sequence[Question]
     has_dev = all(name == "demo" or "dev" in KNOWN.get(name, ()) for name, _ in named_sets(data))
     if not validation.steps or (validation.data is None and not has_dev):
         return []
-    source = {"dataset": data, "split": "dev" if has_dev else None, "limit": None}
-    candidates = open_questions(_of_questions(config, **source))
+    candidates = open_questions(_of_questions(config, dataset=data, split="dev" if has_dev else None, limit=None))
     # By text: the same question may have another id in another data set.
     trained_on = {question.question for question in training}
     held_out = [question for question in candidates if question.question not in trained_on]

@@ -9,25 +9,18 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
-from reasonrag.online_rl.collector import (
-    Batch,
-    BatchPlan,
-    Collector,
-    RolloutLoop,
-    Validation,
-    collapse,
-    validation_engine,
-)
-from reasonrag.online_rl.rows import Row, training_rows
+from reasonrag.online_rl.collector import BatchPlan, Collector, RolloutLoop, Validation, collapse
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.online_rl.task import Task, batched_retrievers, open_task, open_task_reward
+from reasonrag.online_rl.task import batched_retrievers, open_task, open_task_reward
 from reasonrag.pipeline.parts import open_engine
 from reasonrag.rollout import derive_seed
 from reasonrag.training.model import load_weights, lora_config
@@ -39,20 +32,20 @@ _IMPORTANCE_MAX = 2.0  # threshold of the importance ratio
 def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) -> TrainingRun[RLSettings]:
     """Train a policy on its own rollouts (GRPO: arXiv:2402.03300, algorithm 1), or resume in `out`.
 
-    TRL has the loop over optimizer steps. Whenever a batch is used up, it calls
-    `next_rows` (lines 5 to 8: questions, G trajectories of each, rewards),
+    TRL has the loop over optimizer steps. Whenever a batch is used up, it calls the trainer's
+    `_rollout` (lines 5 to 8: questions, G trajectories of each, rewards),
     computes the advantages (line 9), and minimises the clipped loss (line 11).
     """
     from trl import GRPOConfig
 
     task = open_task(settings)
-    run = TrainingRun("rl", settings, out, log=log)
-    run.prepare(GRPOConfig, **trl_settings(settings))
+    run = TrainingRun("rl", settings, out, GRPOConfig, log=log, **trl_settings(settings))
     with closing(RolloutLoop(task.config.stall_s)) as loop, run:
         loop.parts.push_async_callback(task.aclose)
-        run.log(task.describe())
+        remark = "" if task.held_out else ": no best policy is kept (validation.data names questions)"
+        run.log(f"{len(task.questions)} questions, {len(task.held_out)} held out for validation{remark}")
         # Rows are numbers for TRL's sampler: the collector chooses the questions by the step.
-        numbered_rows = run.open(task.data)
+        numbered_rows = run.open(lambda: task.data)
         if numbered_rows is None:  # the folder holds the finished run
             return run
 
@@ -64,45 +57,30 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         # The engine of build-tree and eval makes the trajectories.
         retriever, held_out_retriever = batched_retrievers(task)
         engine = open_engine(task.config, llm, retriever, task.format, tokens_flag="--set rollout.max_tokens=")
-        rollout, arguments = settings.rollout, run.arguments
+        rollout, process, processes = settings.rollout, run.arguments.process_index, run.arguments.world_size
+        seed = derive_seed(settings.seed, "rl")
         plan = BatchPlan(
-            task.questions,
-            rollout.group_size,
-            rollout.questions_per_step,
-            seed=derive_seed(settings.seed, "rl"),
-            process=arguments.process_index,
-            processes=arguments.world_size,
+            task.questions, rollout.group_size, rollout.questions_per_step, seed, process=process, processes=processes
         )
         collector = Collector(engine, reward, run.chat, plan, settings)
-        held_out_engine = validation_engine(engine, held_out_retriever, temperature=settings.validation.temperature)
+        # On held-out questions the same policy, and so the
+        # weights that are trained, samples as in evaluation.
+        sampling = Sampling(temperature=settings.validation.temperature, max_tokens=engine.sampling.max_tokens)
+        held_out_engine = replace(engine, retriever=held_out_retriever, sampling=sampling)
         validation = Validation(task.held_out, held_out_engine, reward, settings.validation.metric, settings.seed)
 
         from reasonrag.online_rl.trainer import AgenticGRPOTrainer, MonitorCallback, Rollouts
 
-        def next_rows(trainer: AgenticGRPOTrainer, step: int) -> tuple[Batch, list[Row]]:
-            # Questions, G trajectories of each by the current
-            # weights, rewards; DAPO replaces groups without a signal.
-            batch = trainer.roll_out(step)
-            # Token ids as they were sampled and read. Only sampled
-            # ones (mask 1) are trained on, passages are not.
-            rows = training_rows(
-                batch.groups, mask_truncated=settings.mask_truncated, credit=settings.credit, by_token=settings.by_token
-            )
-            return batch, rows
-
         trainer = run.build_trainer(
             AgenticGRPOTrainer,
             *numbered_rows,
-            next_rows=next_rows,
             rollouts=Rollouts(collector, None if weights else llm, weights, loop, run.out / "rollouts"),
             validation=validation if task.held_out else None,
             settings=settings,
-            importance=importance_of(settings) is not None,
         )
         if settings.algorithm == "ppo":
             trainer.critic = open_critic(run, trainer)
-        save_best = partial(save_best_policy, trainer, run.out, task)
-        trainer.add_callback(MonitorCallback(trainer, save_best))
+        trainer.add_callback(MonitorCallback(trainer, partial(save_best_policy, trainer, run)))
         run.train(trainer, check=partial(check_collapse, trainer))
         run.evaluate(trainer)
         best = {"step": validation.best_step, "value": validation.best} if task.held_out else None
@@ -132,20 +110,12 @@ def trl_settings(settings: RLSettings) -> dict[str, Any]:
         "num_iterations": 1,
         "use_vllm": False,
         "mask_truncated_completions": settings.mask_truncated,
-        "vllm_importance_sampling_mode": importance_of(settings) or "token_truncate",
+        "vllm_importance_sampling_mode": settings.correction or "token_truncate",
         "vllm_importance_sampling_clip_max": _IMPORTANCE_MAX,
         "log_completions": False,
         # The reference of the KL penalty, which TRL loads itself.
         **({"model_init_kwargs": {"revision": settings.revision}} if settings.revision else {}),
     }
-
-
-def importance_of(settings: RLSettings) -> str | None:
-    """Return how the loss corrects for rollouts from other weights or numerics than the trainer's; None for not."""
-    if settings.importance == "auto":
-        # With a top_p below 1 the ratio would be that of two different distributions.
-        return "token_truncate" if settings.rollout.url and settings.rollout.top_p == 1 else None
-    return None if settings.importance == "off" else settings.importance
 
 
 def open_policy(run: TrainingRun[RLSettings], loop: RolloutLoop) -> tuple[Any, VLLMServerSync | None]:
@@ -218,18 +188,17 @@ def _reject_sharded_weights(arguments: Any, reason: str) -> None:
         raise ConfigError(f"the weights are sharded over processes (FSDP, DeepSpeed), so {reason}")
 
 
-def save_best_policy(trainer: Any, out: Path, task: Task) -> None:
+def save_best_policy(trainer: Any, run: TrainingRun[RLSettings]) -> None:
     """Save the current policy in `best`, which is replaced only once the new one is complete."""
-    new, old = out / f".{BEST}.tmp", out / f".{BEST}.old"
+    best, new, old = run.out / BEST, run.out / f".{BEST}.tmp", run.out / f".{BEST}.old"
     # All processes take part in saving sharded weights; the first one writes and renames.
-    first = trainer.accelerator.is_main_process
-    if first:
+    if run.is_first:
         shutil.rmtree(new, ignore_errors=True)
     save_policy(trainer, new)
-    if first:
-        task.card.write(new)
+    if run.is_first:
+        run.write_card(new)
         shutil.rmtree(old, ignore_errors=True)
-        if (out / BEST).exists():
-            (out / BEST).replace(old)
-        new.replace(out / BEST)
+        if best.exists():
+            best.replace(old)
+        new.replace(best)
         shutil.rmtree(old, ignore_errors=True)

@@ -45,7 +45,7 @@ from reasonrag.online_rl.collector import (
     write_rollouts,
 )
 from reasonrag.online_rl.ppo import Critic, mean, token_advantages, whitened
-from reasonrag.online_rl.rows import REWARD, Row, columns, group_advantages, has_variance
+from reasonrag.online_rl.rows import REWARD, Row, columns, group_advantages, has_variance, training_rows
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.training.trainer import ENOUGH_TOKENS, GuardedTrainer
 
@@ -78,26 +78,15 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     """TRL's GRPOTrainer, with rollouts of our engine, scored by our reward.
 
     Args:
-        next_rows: makes the batch of the step after so many,
-            and its training rows; see `train.train_online`.
-        rollouts: the parts that `next_rows` uses.
+        rollouts: the parts that make them.
         validation: chooses the best policy; None without held-out questions.
         settings: of the training run.
-        importance: correct for the difference between the engine's log-probabilities and the trainer's.
     """
 
     def __init__(
-        self,
-        *args: Any,
-        next_rows: Callable[[AgenticGRPOTrainer, int], tuple[Batch, list[Row]]],
-        rollouts: Rollouts,
-        validation: Validation | None,
-        settings: RLSettings,
-        importance: bool = False,
-        **kwargs: Any,
+        self, *args: Any, rollouts: Rollouts, validation: Validation | None, settings: RLSettings, **kwargs: Any
     ) -> None:
         super().__init__(*args, reward_funcs=[episode_reward], rollout_func=self._rollout, **kwargs)
-        self.next_rows = next_rows
         self.rollouts = rollouts
         self.validation = validation
         self.settings = settings
@@ -117,7 +106,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if self.averaging in ("grpo", "dr_grpo"):
             # TRL divides the sum of this loss by a given number: with `weigh` it is any of them.
             self.loss_type: str = "dapo"
-        if importance:
+        if settings.correction:
             # Set after __init__, which would otherwise start a vLLM engine. From here on it
             # means: sync the weights before rollouts, compute the old log-probabilities,
             # and correct by the ratio to the sampler's. `_current_weights` pushes the
@@ -127,7 +116,13 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def _rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any] | None]:
         """Return the columns of a new batch; TRL calls this where it would generate."""
-        self.batch, rows = self.next_rows(self, self.state.global_step)
+        # Questions, G trajectories of each by the current
+        # weights, rewards; DAPO replaces groups without a signal.
+        self.batch = self.roll_out(self.state.global_step)
+        # Token ids as they were sampled and read. Only sampled
+        # ones (mask 1) are trained on, passages are not.
+        truncated, credit, by_token = self.settings.mask_truncated, self.settings.credit, self.settings.by_token
+        rows = training_rows(self.batch.groups, mask_truncated=truncated, credit=credit, by_token=by_token)
         # TRL divides the rows of each process into so many parts of one size, and drops what remains.
         parts = self.args.steps_per_generation
         count = -(-max(gather_object([len(rows)])) // parts) * parts
@@ -198,8 +193,10 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if by_token:
             self.beta = self.args.beta  # here TRL scores the tokens with the reference model, too
         tensors: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        # `[R, T]` whether the policy wrote a token, and it is trained on.
+        own_tokens = (tensors["completion_mask"] * tensors["tool_mask"]) > 0
         if by_token:
-            tensors["advantages"] = self._token_advantages(tensors)
+            tensors["advantages"] = self._token_advantages(tensors, own_tokens)
             self.beta = 0.0  # the penalty is in the rewards, and not in the loss
         elif self.settings.algorithm == "rloo":
             groups = self.batch.groups
@@ -207,13 +204,9 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             tensors["advantages"] = torch.tensor(of_groups, device=tensors["advantages"].device).flatten()
         scored = torch.tensor(sum(row[REWARD] is not None for row in inputs), device=self.accelerator.device)
         weighed = self.weigh(tensors, scored=int(self.accelerator.gather(scored).sum()))
-        self._write_rollouts(
-            tensors["advantages"], weighed["advantages"], (tensors["completion_mask"] * tensors["tool_mask"]) > 0
-        )
-        return weighed
-
-    def _write_rollouts(self, of_trajectories: Any, of_rows: Any, own_tokens: Any) -> None:
-        """Log the rollouts with the advantages of the loss: `[N]` and `[R]`, or all `[R, T]` as `own_tokens`."""
+        # The log has the advantages of the loss by trajectory
+        # `[N]` and by row `[R]`, also if each token has its own.
+        of_trajectories, of_rows = tensors["advantages"], weighed["advantages"]
         if of_rows.dim() == 2:
             of_rows = (of_rows * own_tokens).sum(1) / own_tokens.sum(1).clamp(min=1)
         if of_trajectories.dim() == 2:  # of tokens: a trajectory has the mean of its rows
@@ -228,13 +221,13 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             process=self.args.process_index,
             format=self.rollouts.collector.engine.format,
         )
+        return weighed
 
-    def _token_advantages(self, tensors: dict[str, Any]) -> Any:
+    def _token_advantages(self, tensors: dict[str, Any], own_tokens: Any) -> Any:
         """Return `[R, T]` whitened advantages of PPO, whose critic then learns from the batch, or of REINFORCE++.
 
         REINFORCE++ (arXiv:2501.03262) is the same without a critic: all values are 0, and lambda is 1.
         """
-        own_tokens = (tensors["completion_mask"] * tensors["tool_mask"]) > 0
         # `[R, T]`: rewards of steps and outcome, at the tokens that earned them.
         rewards = pad_sequence([torch.tensor(row.extra) for row in self.rows], batch_first=True)
         rewards = pad(rewards, (0, own_tokens.size(1) - rewards.size(1))).to(own_tokens.device)
@@ -360,11 +353,32 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _split(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-        return list(_parts(inputs, self._part_sizes(inputs)))
+        """Return the parts of a batch that take a forward pass each, longest rows first, cut to their own length.
 
-    def _part_sizes(self, inputs: dict[str, Any]) -> list[int]:
-        """Return how many rows each forward pass takes of a batch whose rows are sorted, longest first."""
-        rows, most = len(inputs["completion_ids"]), self.args.per_device_train_batch_size
+        A single part is the batch as it is.
+        """
+        read, written = inputs["prompt_mask"].sum(1), inputs["completion_mask"].sum(1)
+        lengths, order = (read + written).sort(descending=True, stable=True)
+        sizes = self._part_sizes(lengths.tolist())
+        if len(sizes) == 1:
+            return [inputs]
+        length, parts = inputs["completion_ids"].size(1), []
+        for chosen in order.split(sizes):
+            part = {}
+            for name, value in inputs.items():
+                if isinstance(value, torch.Tensor) and value.ndim:
+                    value = value[chosen]
+                    if name in ("prompt_ids", "prompt_mask"):
+                        value = value[:, -int(read[chosen].max()) :]  # prompts are padded on the left
+                    elif value.ndim == 2 and value.size(1) == length:
+                        value = value[:, : max(int(written[chosen].max()), 1)]
+                part[name] = value
+            parts.append(part)
+        return parts
+
+    def _part_sizes(self, lengths: Sequence[int]) -> list[int]:
+        """Return how many rows of these lengths, the longest first, each forward pass takes."""
+        most = self.args.per_device_train_batch_size
         enough: float = _ENOUGH_TOKENS["cpu" if self.accelerator.device.type == "cpu" else "gpu"]
         has_bonus = self.args.entropy_coef != 0.0 or self.args.use_adaptive_entropy
         terms_of_parts = self.aux_loss_enabled or has_bonus or self.averaging == "bnpo"
@@ -372,10 +386,9 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             # All processes take the same number of passes, and
             # terms that are means over a pass count once a pass.
             enough = math.inf
-        lengths, sizes, start = _lengths(inputs).sort(descending=True).values.tolist(), [], 0
-        while start < rows:
-            sizes.append(int(min(most, rows - start, max(1, enough // lengths[start]))))
-            start += sizes[-1]
+        sizes: list[int] = []
+        while (start := sum(sizes)) < len(lengths):
+            sizes.append(int(min(most, len(lengths) - start, max(1, enough // lengths[start]))))
         return sizes
 
     @contextlib.contextmanager
@@ -480,11 +493,8 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = control.should_save = True
         found = [entry[_DIFFERENCE] for entry in state.log_history if _DIFFERENCE in entry]
         # At the first step the server has the weights that it was started with.
-        if (
-            found[1:]
-            and not self.trainer.settings.rollout.ahead
-            and found[-1] > max(_DRIFT * found[0], _SMALL) >= found[-2]
-        ):
+        drifts = len(found) > 1 and found[-1] > max(_DRIFT * found[0], _SMALL) >= found[-2]
+        if drifts and not self.trainer.settings.rollout.ahead:
             log.warning("the server's log-probabilities drift from the trainer's; see docs/online.md", nats=found[-1])
 
     def _validate(self, args: Any, step: int) -> None:
@@ -494,40 +504,10 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         number = step // self.trainer.batch_steps
         share = partial(validation.run, number, process=args.process_index, processes=args.world_size)
         rows = self.trainer.run_everywhere(share, step=step)
-        means = mean_metrics(gather_object(rows))
-        if not means:
-            return
-        self.trainer.log({f"eval_{name}": value for name, value in means.items()})
-        if validation.is_best(means, step):
-            self.save_best()
-
-
-def _lengths(inputs: dict[str, Any]) -> Any:
-    return inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
-
-
-def _parts(inputs: dict[str, Any], sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield parts of a batch with that many rows, longest rows first, without columns that are padding in all of them.
-
-    A single part is the batch as it is.
-    """
-    if len(sizes) == 1:
-        yield inputs
-        return
-    length = inputs["completion_ids"].size(1)
-    read, written = inputs["prompt_mask"].sum(1), inputs["completion_mask"].sum(1)
-    order = torch.argsort(_lengths(inputs), descending=True, stable=True)
-    for chosen in order.split(list(sizes)):
-        part = {}
-        for name, value in inputs.items():
-            if isinstance(value, torch.Tensor) and value.ndim:
-                value = value[chosen]
-                if name in ("prompt_ids", "prompt_mask"):
-                    value = value[:, -int(read[chosen].max()) :]  # prompts are padded on the left
-                elif value.ndim == 2 and value.size(1) == length:
-                    value = value[:, : max(int(written[chosen].max()), 1)]
-            part[name] = value
-        yield part
+        if means := mean_metrics(gather_object(rows)):
+            self.trainer.log({f"eval_{name}": value for name, value in means.items()})
+            if validation.is_best(means, step):
+                self.save_best()
 
 
 def episode_reward(prompts: Any, completions: Any, episode_reward: list[float | None], **columns: Any) -> Any:

@@ -69,8 +69,6 @@ class ProcessRewardModel:
         rows = self._rows(steps)
         try:
             values = await self._thread.call(self._values, rows)
-        except LLMError:
-            raise
         except Exception as error:
             raise LLMError(f"{self.name}: {type(error).__name__}", quoting=error, cause="engine") from error
         if not all(map(math.isfinite, values)):

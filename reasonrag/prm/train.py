@@ -23,13 +23,13 @@ from reasonrag.core.bootstrap import Measure, Ratio, intervals
 from reasonrag.core.config import PolicyCard
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import named_path
-from reasonrag.dpo.demonstrations import read_prompt
+from reasonrag.dpo.demonstrations import read_step
 from reasonrag.dpo.pairs import path_from_root, split_trees
-from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText, Target
+from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, Target
 from reasonrag.dpo.token_rows import TokenPairs, data_of, tokenise
 from reasonrag.llm.local import padded
 from reasonrag.prm.scorer import PRM_FILE, answer_ids, log_odds
-from reasonrag.spre.decisions import Decision, decisions_of, step_end
+from reasonrag.spre.decisions import Decision, decisions_of
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import Row
 from reasonrag.training.run import Log, TokenRows, TrainingData, TrainingRun
@@ -49,8 +49,7 @@ def train_prm(settings: PRMSettings, out: Path | None, *, log: Log = print) -> T
 
     `training.json` has under `measures` how good it is on the held-out questions.
     """
-    run = TrainingRun("prm", settings, out, log=log)
-    run.prepare(TrainingArguments, remove_unused_columns=False)
+    run = TrainingRun("prm", settings, out, TrainingArguments, log=log, remove_unused_columns=False)
     token_ids = answer_ids(run.chat, settings.tokens)
     run.model_files[PRM_FILE] = {"tokens": settings.tokens, "token_ids": token_ids, "at": "last token of a step"}
 
@@ -60,12 +59,10 @@ def train_prm(settings: PRMSettings, out: Path | None, *, log: Log = print) -> T
         return TrainingData(steps.checksum, steps.card, steps.facts, partial(label_rows, steps))
 
     with run:
-        rows = run.open(read)
-        if rows is None:
-            return run
-        trainer = run.build_trainer(PRMTrainer, *rows, token_ids=token_ids)
-        run.train(trainer)
-        run.save(trainer, measures=None if trainer.eval_dataset is None else measure_held_out(trainer, run.log))
+        if rows := run.open(read):
+            trainer = run.build_trainer(PRMTrainer, *rows, token_ids=token_ids)
+            run.train(trainer)
+            run.save(trainer, measures=None if trainer.eval_dataset is None else measure_held_out(trainer, run.log))
     return run
 
 
@@ -126,10 +123,8 @@ def label_steps(tree: Sequence[Row], *, alpha: float, read_ids: bool = True) -> 
     for node, decision in zip(tree, decisions_of(tree, alpha=alpha), strict=True):
         if decision is None or decision.reward is None or decision.nodes[0] != node["node_id"]:
             continue
-        prompt = read_prompt(path_from_root(tree, node), node["stop"], read_ids=read_ids)
-        state = states.setdefault((prompt.messages, prompt.prefix), node["parent_id"])
-        ids = None if node["token_ids"] is None else tuple(node["token_ids"])
-        step = StepText(prompt, node["text"], step_end(node), ids)
+        step = read_step(path_from_root(tree, node), read_ids=read_ids)
+        state = states.setdefault((step.prompt.messages, step.prompt.prefix), node["parent_id"])
         target = Target(decision.estimate, certainty(decision), state)
         place, group = f"question {node['question_id']}, node {node['node_id']}", (node["dataset"], node["question_id"])
         sides, kinds = StepSides((step,), ()), (node["action"], "")
@@ -191,8 +186,7 @@ def measures(
         "ece": ratio(sign * gap),
     }
     by_name = {name: interval and asdict(interval) for name, interval in intervals(columns, seed=0).items()}
-    counts = {"steps": len(targets), "questions": len(names), "siblings": len(right)}
-    return {**by_name, **counts, "usual": usual}
+    return by_name | {"steps": len(targets), "questions": len(names), "siblings": len(right), "usual": usual}
 
 
 class PRMTrainer(GuardedTrainer):

@@ -234,8 +234,7 @@ def _ends_below(parents: Sequence[int | None], scores: Sequence[float | None]) -
     """Return the scores of the ends at or below each node."""
     ends: list[list[float]] = [[] if score is None else [score] for score in scores]
     for node in reversed(range(len(parents))):  # children come after their parents
-        parent = parents[node]
-        if parent is not None:
+        if (parent := parents[node]) is not None:
             ends[parent] += ends[node]
     return ends
 

@@ -102,15 +102,10 @@ def open_source(settings: TrainSettings) -> ModelSource:
             f"{settings.model} is a LoRA adapter, which has no full weights to train; "
             "merge it first, or take --method lora to train it further"
         )
-    check_chat_template(tokenizer_path(path, base or path), settings.chat_template)
-    return ModelSource(
-        path,
-        base or path,
-        settings.revision,
-        public_name(path),
-        model_identity(path, settings.revision) + template_identity(settings.chat_template),
-        settings.chat_template,
-    )
+    revision, template = settings.revision, settings.chat_template
+    check_chat_template(tokenizer_path(path, base or path), template)
+    checksum = model_identity(path, revision) + template_identity(template)
+    return ModelSource(path, base or path, revision, public_name(path), checksum, template)
 
 
 def tokenizer_path(path: str, base: str) -> str:
@@ -159,13 +154,8 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
     if not uses_gpu(settings):
         # All weights, their gradients and AdamW's two means. An adapter's are small.
         copies = 4 if settings.method == "full" else 1
-        require_memory(
-            source.base,
-            dtype,
-            copies=copies,
-            revision=options["revision"],
-            remedy="a smaller model, --method lora, or a machine with more memory",
-        )
+        remedy = "a smaller model, --method lora, or a machine with more memory"
+        require_memory(source.base, dtype, copies=copies, revision=options["revision"], remedy=remedy)
     model = load_causal(source.base, **options)
     if not source.is_adapter:
         return model

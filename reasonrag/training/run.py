@@ -31,8 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from reasonrag.core.config import PolicyCard, copy_card
 from reasonrag.core.errors import ConfigError, DataError, InputError, Interrupted, RunError, check_limits
@@ -225,21 +224,17 @@ def mark_complete(checkpoint: Path, *, seconds: float = 0.0) -> None:
 
 def _checkpoints(out: Path) -> list[Path]:
     """Return all checkpoints, complete or not, by step."""
-    by_step: dict[int, Path] = {}
-    for path in (out / CHECKPOINTS).glob("checkpoint-*"):
-        step = path.name.removeprefix("checkpoint-")
-        if step.isdecimal():
-            by_step[int(step)] = path
-    return [by_step[step] for step in sorted(by_step)]
+    found = [(path.name.removeprefix("checkpoint-"), path) for path in (out / CHECKPOINTS).glob("checkpoint-*")]
+    return [path for _, path in sorted((int(step), path) for step, path in found if step.isdecimal())]
 
 
 def require_enough(settings: TrainSettings, facts: Mapping[str, Any]) -> None:
     """Raise DataError if there are fewer questions or examples to train on than `settings` ask for."""
     counts, allowing = facts["train"], []
     for noun, count in counts.items():
-        name = "min_questions" if noun == "questions" else "min_examples"
-        if count < getattr(settings, name):
-            allowing.append(f"--{name.replace('_', '-')} {count}")
+        name = "questions" if noun == "questions" else "examples"
+        if count < getattr(settings, f"min_{name}"):
+            allowing.append(f"--min-{name} {count}")
     if allowing:
         found = " of ".join(f"{count} {noun}" for noun, count in counts.items())
         raise DataError(
@@ -284,17 +279,7 @@ class TrainingData:
     make_rows: Callable[[], Mapping[str, TokenRows]]  # by split (`train`, `test`); called if they are not on disk yet
 
 
-@dataclass(slots=True)
-class _ResumePlan:
-    """The broadcast of the first process: paths of rows and checkpoint, or the summary of a finished run."""
-
-    out: Path
-    rows: Path | None = None
-    checkpoint: Path | None = None
-    finished: dict[str, Any] | None = None
-
-
-class TrainingRun(Generic[S]):
+class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
     """A training run from its settings to a finished folder; `dpo.train` shows how its methods follow each other.
 
     Args:
@@ -302,7 +287,10 @@ class TrainingRun(Generic[S]):
         settings: `model` and `data` have to be set.
         out: a new folder, or one that holds this training run,
             which is then resumed; None chooses one in runs/.
+        config: the class of TRL's configuration, which joins
+            the process group of a multi-process launch.
         log: receives lines for people, on the first process only.
+        own: arguments of `config` that only this kind of training run has.
 
     Attributes:
         source: the model to start from.
@@ -315,38 +303,26 @@ class TrainingRun(Generic[S]):
     NaN) and Interrupted (Ctrl-C or SIGTERM; a checkpoint is kept) can be raised.
     """
 
-    def __init__(self, stage: str, settings: S, out: Path | None, *, log: Log = print) -> None:
+    def __init__(self, stage: str, settings: S, out: Path | None, config: Any, *, log: Log = print, **own: Any) -> None:
         self.stage = stage
         self.settings = settings
         self.out = RUNS if out is None else Path(out)  # without a name it is chosen once the data is known
-        self.log = log
+        self.source: ModelSource = open_source(settings)
+        silence_libraries()
+        self.arguments = trl_arguments(config, settings, self.out, own=own)
+        self.is_first = self.arguments.process_index == 0
+        self.log = log if self.is_first else lambda line: None
         self.model_files: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
         self._is_unnamed = out is None
         self._data: TrainingData | None = None  # only the first process reads the data
         self._identity: dict[str, Any] = {}
-        self._plan = _ResumePlan(self.out)
+        self._checkpoint: Path | None = None  # from which the run resumes
         self._stack = contextlib.ExitStack()
 
-    def prepare(self, config: Any, **own: Any) -> None:
-        """Find the model and make TRL's configuration, which joins the process group of a multi-process launch.
-
-        `config` is TRL's class, `own` are arguments that only this kind of training run has.
-        """
-        self.source: ModelSource = open_source(self.settings)
-        silence_libraries()
-        self.arguments = trl_arguments(config, self.settings, self.out, own=own)
-        self.is_first = self.arguments.process_index == 0
-        if not self.is_first:
-            self.log = lambda line: None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.__exit__(*raised)
+        error = raised[1]
         if isinstance(error, Exception) and any(message in str(error) for message in _DISK_FULL):
             raise RunError(
                 f"{self.out}: the disk is full, or a quota or a limit on the size of files is reached; free some space "
@@ -378,17 +354,20 @@ class TrainingRun(Generic[S]):
         broadcast_object_list(message, from_process=0)
         if isinstance(message[0], InputError):
             raise message[0]
-        self._plan = message[0]
-        self.out = self._plan.out
+        self.out, rows, self._checkpoint = message[0]
         self.arguments.output_dir = str(self.out / CHECKPOINTS)
-        if self._plan.rows is None:
-            self.summary = self._plan.finished or {}
+        if rows is None:
+            self.summary = finished(self.out) or {}
             return None
-        splits = [self._plan.rows / "train", self._plan.rows / "test"]
+        splits = [rows / "train", rows / "test"]
         train, test = (load_from_disk(str(split)) if split.exists() else None for split in splits)
         return train, test
 
-    def _make_plan(self, data: TrainingData) -> _ResumePlan:
+    def _make_plan(self, data: TrainingData) -> tuple[Path, Path | None, Path | None]:
+        """Return the folder, that of the token rows, and the checkpoint to resume from.
+
+        A finished run has no rows.
+        """
         settings, defaults = self.settings, type(self.settings)()
         require_enough(settings, data.facts)
         self._data = data
@@ -407,14 +386,14 @@ class TrainingRun(Generic[S]):
             folder.bind(settings, summary["identity"])  # files that were cut since then are mended
             self.log("this training run is already finished")
             self._merge_adapter()
-            return _ResumePlan(self.out, finished=summary)
+            return self.out, None, None
         checkpoint = last_checkpoint(self.out, self.log)
         for other in _checkpoints(self.out):
             if checkpoint_problem(other, fully=False):  # it could be taken for the newest one of two to keep
                 shutil.rmtree(other)
         if checkpoint is not None:
             self.log(f"resuming from {checkpoint.name}")
-        return _ResumePlan(self.out, self._write_rows(data), checkpoint)
+        return self.out, self._write_rows(data), checkpoint
 
     def _write_rows(self, data: TrainingData) -> Path:
         """Write the token rows as files: processes share them, and TRL caches its own columns in their folder."""
@@ -443,13 +422,12 @@ class TrainingRun(Generic[S]):
         settings, arguments = self.settings, self.arguments
         if test is None:
             arguments.eval_strategy = type(arguments.eval_strategy)("no")
-        arguments.eval_on_start = test is not None and self._plan.checkpoint is None
+        arguments.eval_on_start = test is not None and self._checkpoint is None
         model = load_weights(self.source, settings)
         self.chat.check_fits(model)
         stop_at_end_of_turn(model, self.chat)
         # An adapter that is trained further stays the one that it is.
         new_adapter = settings.method == "lora" and not self.source.is_adapter
-        checkpoint = self._plan.checkpoint
         try:
             trainer = kind(
                 model=model,
@@ -458,7 +436,7 @@ class TrainingRun(Generic[S]):
                 eval_dataset=test,
                 processing_class=self.chat.tokenizer,
                 peft_config=lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
-                seconds_before=require_json(checkpoint / _MARKER, "")["seconds"] if checkpoint else 0.0,
+                seconds_before=require_json(self._checkpoint / _MARKER, "")["seconds"] if self._checkpoint else 0.0,
                 complete_checkpoint=self._complete_checkpoint,
                 **own,
             )
@@ -494,23 +472,20 @@ class TrainingRun(Generic[S]):
         torch.set_num_threads(choose_threads(trainer.model))
         stop = self._stack.enter_context(StopOnSignal(self.log, getattr(trainer, "batch_steps", 1)))
         trainer.add_callback(stop)
-        checkpoint = self._plan.checkpoint
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        trainer.train(resume_from_checkpoint=self._checkpoint and str(self._checkpoint))
         check()
-        steps, planned = trainer.state.global_step, trainer.state.max_steps
+        state = trainer.state
+        steps, planned, best = state.global_step, state.max_steps, state.best_global_step
         if steps < planned:
-            message = f"stopped after step {steps} of {planned}; a checkpoint is kept"
-            raise Interrupted(message, number=stop.number)
+            raise Interrupted(f"stopped after step {steps} of {planned}; a checkpoint is kept", number=stop.number)
         trainer.check_weights()
-        if (best := trainer.state.best_global_step) is None:
-            return
-        if line := trainer.why_best():
+        if best is not None and (line := trainer.why_best()):
             self.log(line)
-        if best != steps:
+        if best not in (None, steps):
             checkpoint = self.out / CHECKPOINTS / f"checkpoint-{best}"
             if problem := checkpoint_problem(checkpoint):
                 raise RunError(f"{checkpoint} was the best on held-out rows, and {problem}; start in a new folder")
-            trainer.state.best_model_checkpoint = str(checkpoint)  # the folder may have moved
+            state.best_model_checkpoint = str(checkpoint)  # the folder may have moved
             trainer._load_best_model()
 
     def evaluate(self, trainer: Any) -> None:
@@ -662,8 +637,7 @@ def summarise(
     `state` is transformers' `TrainerState` after the last step, `identity` comes from `identity_of`,
     `seconds` includes earlier processes, and `facts` are further entries.
     """
-    history = []
-    train = held_out = None
+    history: list[dict[str, Any]] = []
     for entry in state.log_history:
         # JSON has no NaN, so numbers that are not finite
         # become null; `check_summary` refuses a loss of null.
@@ -672,8 +646,8 @@ def summarise(
             if name.removeprefix("eval_") not in _OF_A_PROCESS:
                 kept[name] = None if isinstance(value, float) and not math.isfinite(value) else value
         history.append(kept)
-        train = kept if "loss" in kept else train
-        held_out = kept if "eval_loss" in kept or "eval_em" in kept else held_out
+    trained = [entry for entry in history if "loss" in entry]
+    held_out = [entry for entry in history if "eval_loss" in entry or "eval_em" in entry]
     return {
         **facts,
         "name": short_hash(identity),
@@ -681,7 +655,7 @@ def summarise(
         "epochs": state.epoch,
         "seconds": round(seconds, 2),
         "tokens_seen": int(state.num_input_tokens_seen),
-        "final": {"train": train, "held_out": held_out},
+        "final": {"train": trained[-1] if trained else None, "held_out": held_out[-1] if held_out else None},
         "settings": without_places(settings.model_dump(mode="json")),
         "identity": dict(identity),
         "versions": versions() | {name: metadata.version(name) for name in ("peft", "accelerate")},

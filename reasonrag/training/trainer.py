@@ -67,16 +67,14 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
     ) -> None:
         super().__init__(*args, **kwargs)
         self.complete_checkpoint = complete_checkpoint
-        for model in (self.model, getattr(self, "ref_model", None)):
-            if model is not None:
-                score_labels_only(model)
-        self._seconds_before = seconds_before
-        self._started = time.monotonic()
+        for model in filter(None, (self.model, getattr(self, "ref_model", None))):
+            score_labels_only(model)
+        self._started = time.monotonic() - seconds_before
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole training run, earlier processes included."""
-        return self._seconds_before + time.monotonic() - self._started
+        return time.monotonic() - self._started
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Log with the seconds of the whole training run, so that metrics can be compared by their cost."""
@@ -261,11 +259,8 @@ class PrintProgress(TrainerCallback):  # type: ignore[misc]
         self.first_step = state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        steps_done = state.global_step - self.first_step
-        seconds_left = None
-        if steps_done:
-            seconds_a_step = (time.monotonic() - self.started) / steps_done
-            seconds_left = seconds_a_step * (state.max_steps - state.global_step)
+        steps_done, steps_left = state.global_step - self.first_step, state.max_steps - state.global_step
+        seconds_left = (time.monotonic() - self.started) / steps_done * steps_left if steps_done else None
         if line := progress_line(logs or {}, state.global_step, state.max_steps, seconds_left):
             self.log(line)
 

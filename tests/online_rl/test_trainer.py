@@ -139,7 +139,7 @@ def test_only_what_the_policy_wrote_and_was_paid_for_is_learnt(rollouts):
 def test_passes_of_like_length_have_the_loss_and_the_entropy_of_one_pass(rollouts):
     trainer, inputs, out = rollouts
     out = trainer.weigh(out, scored=sum(row[REWARD] is not None for row in inputs))
-    assert len(trainer._part_sizes(out)) > 1
+    assert len(trainer._split(out)) > 1
     trainer.written = out["tool_mask"]
     trainer._metrics["train"].clear()
     whole, entropy = trainer._compute_loss(trainer.model, out), trainer._metrics["train"].pop("entropy")
