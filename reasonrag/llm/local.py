@@ -228,7 +228,9 @@ class TransformersLLM:
         """
         numbers: dict[tuple[int, ...], int] = {}
         of_rows = [numbers.setdefault(row.prompt_ids, len(numbers)) for row in rows]
-        shared = _shared_tokens(numbers) if _attends_to_all(self.model) else 0
+        shared = _shared_tokens(numbers)
+        if shared and not _attends_to_all(self.model):
+            shared = 0
         ends, mask = padded([ids[shared:] for ids in numbers], side="left")
         rows_of, cache = torch.tensor(of_rows), None
         if shared:
