@@ -107,6 +107,7 @@ class BM25Retriever(LocalRetriever):
     """
 
     _at_once = 2_000_000  # about 2 ms
+    _range = 1 << 20  # passages that are scored together: their scores stay in the processor's caches
 
     def __init__(self, index: IndexFolder) -> None:
         """Memory-map the parts `passages` and `bm25`.
@@ -162,22 +163,32 @@ class BM25Retriever(LocalRetriever):
         if not tokens or top_k < 1:
             return ()
         starts, ends = self._starts[tokens].tolist(), self._starts[np.add(tokens, 1)].tolist()
-        spans = list(map(slice, starts, ends))
-        # The sum of bm25s, without its copies. Its numba backend
-        # is not faster, and costs 200 MB of libraries and 8 s of
-        # compiling in each process: benchmarks/retrieval.py.
-        scores = np.zeros(len(self._passages), dtype=np.float32)
-        for span in spans:
-            np.add.at(scores, self._rows[span], self._data[span])
-        hits = np.flatnonzero(scores >= self._floor(scores, spans, top_k))
-        if len(hits) > top_k:
-            # Keep everything that ties with the last place,
-            # because a partition keeps an arbitrary one of them.
-            hits = hits[scores[hits] >= np.partition(scores[hits], -top_k)[-top_k]]
-        best = hits[np.argsort(-scores[hits], kind="stable")][:top_k]
-        return tuple(map(self._passages.passage, best.tolist(), scores[best].tolist()))
+        edges = np.append(np.arange(0, len(self._passages), self._range), len(self._passages))
+        postings = zip(starts, ends, strict=True)
+        cuts = [(start + np.searchsorted(self._rows[start:end], edges)).tolist() for start, end in postings]
+        best, best_scores = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+        of_range = np.empty(min(self._range, len(self._passages)), dtype=np.float32)
+        for number, first in enumerate(edges[:-1]):
+            # The sum of bm25s, without its copies. Its numba backend
+            # is not faster, and costs 200 MB of libraries and 8 s of
+            # compiling in each process: benchmarks/retrieval.py.
+            scores = of_range[: edges[number + 1] - first]
+            scores.fill(0)
+            spans = [slice(cut[number], cut[number + 1]) for cut in cuts]
+            for span in spans:
+                np.add.at(scores, self._rows[span] - first, self._data[span])
+            floor = best_scores[-1] if len(best) == top_k else self._floor(scores, spans, first, top_k)
+            hits = np.flatnonzero(scores >= floor)
+            if len(hits) > top_k:
+                # Keep everything that ties with the last place,
+                # because a partition keeps an arbitrary one of them.
+                hits = hits[scores[hits] >= np.partition(scores[hits], -top_k)[-top_k]]
+            best, best_scores = np.append(best, hits + first), np.append(best_scores, scores[hits])
+            order = np.argsort(-best_scores, kind="stable")[:top_k]
+            best, best_scores = best[order], best_scores[order]
+        return tuple(map(self._passages.passage, best.tolist(), best_scores.tolist()))
 
-    def _floor(self, scores: NDArray[np.float32], spans: list[slice], top_k: int) -> np.float32:
+    def _floor(self, scores: NDArray[np.float32], spans: list[slice], first: int, top_k: int) -> np.float32:
         """Return a score that all of the best `top_k` passages reach; comparing with 0 instead takes twice as long.
 
         It is the `top_k`-th best score among the passages with the
@@ -187,7 +198,7 @@ class BM25Retriever(LocalRetriever):
         size, start = min((size for size in sizes if size[0] >= top_k), default=(0, 0))
         if not size:
             return np.finfo(np.float32).tiny
-        of_rarest_word = scores[self._rows[start : start + size]]
+        of_rarest_word = scores[self._rows[start : start + size] - first]
         of_rarest_word.partition(size - top_k)
         return np.float32(of_rarest_word[-top_k])
 

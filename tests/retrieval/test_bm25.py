@@ -31,6 +31,12 @@ PASSAGES = (
 )
 
 
+class InRanges(BM25Retriever):
+    """Scores three passages at a time, as a corpus of millions is scored."""
+
+    _range = 3
+
+
 def ids(retriever: BM25Retriever, queries: Sequence[str], top_k: int = 5) -> list[list[str]]:
     return [[p.id for p in ranking] for ranking in asyncio.run(retriever.search(queries, top_k))]
 
@@ -80,11 +86,10 @@ def test_the_ranking_is_that_of_all_scores_sorted(
     words = [word for word in query.split() if word in whole.vocab_dict]
     scores = whole.get_scores(words) if words else []
     expected = sorted((-score, row) for row, score in enumerate(scores) if score > 0)[:top_k]
-    retriever = BM25Retriever.open(
-        passages, cache=tmp_path_factory.mktemp("cache"), config=BM25Config(stemmer=None, stopwords=None)
-    )
-    (ranking,) = asyncio.run(retriever.search([query], top_k))
-    assert [(p.id, p.score) for p in ranking] == [(str(row), -score) for score, row in expected]
+    cache, config = tmp_path_factory.mktemp("cache"), BM25Config(stemmer=None, stopwords=None)
+    for kind in (BM25Retriever, InRanges):
+        (ranking,) = asyncio.run(kind.open(passages, cache=cache, config=config).search([query], top_k))
+        assert [(p.id, p.score) for p in ranking] == [(str(row), -score) for score, row in expected]
 
 
 def test_fingerprint_follows_corpus_and_settings(tmp_path: Path) -> None:
