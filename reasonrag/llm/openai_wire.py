@@ -195,13 +195,13 @@ class Wire:
                 raise BadReply("a choice of the reply has no message")
             # A reasoning parser may put everything into a separate field, including the answer tag.
             text, thought = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
+            # A list of parts would be content of another kind than text.
+            if other := [type(part).__name__ for part in (text, thought) if not isinstance(part, str | None)]:
+                raise BadReply(f"a choice of the reply has {other[0]} where its text should be")
             if calls := _written_calls(message.get("tool_calls")):
                 thought = f"<think>\n{thought}\n</think>\n\n" if thought else ""
                 text = f"{thought}{(text or '').rstrip()}\n{calls}".lstrip("\n")
             text = text or thought or ""
-        # A list of parts would be content of another kind than text.
-        if not isinstance(text, str):
-            raise BadReply(f"a choice of the reply has {type(text).__name__} where its text should be")
         return valid_unicode(text)
 
 

@@ -186,6 +186,14 @@ def test_text_filed_under_reasoning_counts_only_if_there_is_no_content(field):
     assert answered(edit=with_choice(message=message | {"content": "ok"})).text == "ok"
 
 
+@pytest.mark.parametrize("field", ["content", "reasoning_content"])
+def test_text_in_parts_is_an_unreadable_reply_also_beside_calls(field):
+    calls = [{"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}}]
+    message = {"content": None, field: [{"type": "text", "text": "<answer>a"}], "tool_calls": calls}
+    with pytest.raises(LLMError, match="has list where its text should be"):
+        answered(edit=with_choice(message=message), patience_s=0)
+
+
 def with_ids(request, answer):
     answer["prompt_token_ids"] = [1, 2, 3]
     for choice in answer["choices"]:
