@@ -41,7 +41,7 @@ Message = dict[str, Any]
 # Of a connection rather than of a request, or set again by the client.
 _NOT_FORWARDED = frozenset(
     {"host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "content-length", "expect"}
-    | {"accept-encoding"}
+    | {"accept-encoding", "content-encoding"}  # a body arrives here unpacked
 )
 _NAMED = re.compile(r"/c/([^/]+)(/.*)")
 _MAX_BODY_BYTES = 64 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import resource
 from contextlib import asynccontextmanager
@@ -127,6 +128,17 @@ def test_the_agent_gets_the_reply_and_the_key_goes_to_the_model_alone(tmp_path):
     asyncio.run(play())
     (kept,) = (tmp_path / CALLS).read_text().splitlines()
     assert KEY[8:] not in kept and "my key is ***" in kept
+
+
+def test_a_packed_request_is_passed_on_unpacked(tmp_path):
+    async def play():
+        async with recording(tmp_path) as (client, upstream):
+            body = gzip.compress(json.dumps({"messages": [{"role": "user", "content": "Who?"}]}).encode())
+            reply = await client.post(CHAT, data=body, headers={"Content-Encoding": "gzip"})
+            assert reply.status == 200 and "Content-Encoding" not in upstream.headers[0]
+
+    asyncio.run(play())
+    assert [call["request"]["messages"][0]["content"] for call in read_calls(tmp_path)] == ["Who?"]
 
 
 def test_a_call_is_kept_if_the_agent_has_gone_and_not_if_the_model_broke_off(tmp_path):
