@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,8 @@ from reasonrag.storage.parquet import Row, by_question, read_batches, read_shard
 from reasonrag.storage.tables import tree_schema
 
 Question = tuple[str, str]  # data set and id
+
+_MOST_WAITING = 10_000  # pairs in memory behind one that waits for an opposite one
 
 # Columns of `tables.tree_schema` that pairs are derived from.
 NODE_COLUMNS = (
@@ -112,7 +114,10 @@ def derive_pairs(
             rollouts), "shorter path", "reversed", "one-sided yes or no" (more of one order than of the other).
     """
     left_out = Counter() if left_out is None else left_out
-    one_sided: dict[tuple[str, str], list[Row]] = {("yes", "no"): [], ("no", "yes"): []}
+    # More of one order than of the other would teach how often each is right, so a pair waits for an opposite
+    # one. Those behind it wait, too, as pairs stand in the order of the trees.
+    one_sided: dict[tuple[str, str], list[str]] = {("yes", "no"): [], ("no", "yes"): []}
+    queue: deque[tuple[tuple[str, str], Row]] = deque()
     for tree, seen in _trees(nodes, repeated):
         for chosen, rejected in rivals_of(tree, rules):
             # Single verdicts of a judge are not kept, so nothing is known of how sure its values are.
@@ -127,14 +132,34 @@ def derive_pairs(
                 pair |= {"prompt": prompt, "turn": turn, "confidence": sureness, "policy": policy}
                 pair |= {"pair_id": _digest(config_hash, fingerprint)[:16], "config_hash": config_hash}
                 answers = contents[0][1], contents[1][1]
-                if rules.rule == "siblings" or answers not in one_sided:
-                    yield pair
-                elif opposite := one_sided[answers[::-1]]:
-                    yield from (opposite.pop(), pair)
-                else:  # more of one than of the other would teach how often each is right
-                    one_sided[answers].append(pair)
-    if surplus := sum(map(len, one_sided.values())):
-        left_out["one-sided yes or no"] = surplus
+                queue.append((answers, pair))
+                if rules.rule != "siblings" and answers in one_sided:
+                    if opposite := one_sided[answers[::-1]]:
+                        opposite.pop()
+                    else:
+                        one_sided[answers].append(pair["pair_id"])
+                yield from _in_order(queue, one_sided, left_out, most=_MOST_WAITING)
+    yield from _in_order(queue, one_sided, left_out, most=0)
+
+
+def _in_order(
+    queue: deque[tuple[tuple[str, str], Row]],
+    waiting: Mapping[tuple[str, str], list[str]],
+    left_out: Counter[str],
+    *,
+    most: int,
+) -> Iterator[Row]:
+    """Yield the pairs before the first that waits for an opposite one; leave that out while more than `most` queue."""
+    while queue:
+        answers, pair = queue[0]
+        if pair["pair_id"] in (of_order := waiting.get(answers, [])):
+            if len(queue) <= most:
+                return
+            of_order.remove(pair["pair_id"])
+            left_out["one-sided yes or no"] += 1
+        else:
+            yield pair
+        queue.popleft()
 
 
 def derive_trajectory_pairs(

@@ -279,10 +279,14 @@ def test_the_dose_of_pairs_that_a_shorter_path_alone_decides():
 
 def test_as_many_say_yes_rather_than_no_as_the_other_way_round():
     trees = []
-    for number, right in enumerate(["yes", "no", "yes", "yes"]):
+    for number, right in enumerate(["yes", "Paris", "no", "yes", "Paris", "yes"]):
         where = {"question_id": str(number), "prompt": [{"role": "user", "content": f"state {number}"}]}
-        trees += [answer(place, float(text == right), text, **where) for place, text in ((1, "yes"), (2, "no"))]
+        texts = ("Paris", "Rome") if right == "Paris" else ("yes", "no")
+        trees += [answer(place, float(text == right), text, **where) for place, text in enumerate(texts, 1)]
     left_out = Counter()
     rows = pairs(*trees, rule="best", left_out=left_out)
-    assert sorted(row["chosen"][0]["content"] for row in rows) == ["<answer>no</answer>", "<answer>yes</answer>"]
+    # In the order of the trees, also where a pair had to wait for its opposite.
+    assert [(row["question_id"], row["chosen"][0]["content"][8:-9]) for row in rows] == [
+        *(("0", "yes"), ("1", "Paris"), ("2", "no"), ("4", "Paris"))
+    ]
     assert left_out["one-sided yes or no"] == 2
