@@ -142,6 +142,8 @@ def main() -> None:
     end_on_signals()
     _prepare_streams()
     _allow_files()
+    if sys.flags.optimize > 1:
+        _fail("Python runs with -OO (PYTHONOPTIMIZE=2), without the docstrings that transformers reads; unset that")
     Stalled.ends_process = True
     try:
         try:

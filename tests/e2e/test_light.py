@@ -62,6 +62,12 @@ def test_help_of_every_command_shows_an_example_and_imports_no_settings_models()
     assert not set(modules) & {*HEAVY, *MODELS}
 
 
+def test_python_without_docstrings_is_refused_in_one_line() -> None:
+    command = [sys.executable, "-OO", "-m", "reasonrag", "--version"]
+    ran = subprocess.run(command, capture_output=True, text=True, env=product.environment())
+    assert ran.returncode == 2 and ran.stderr.startswith("error: Python runs with -OO")
+
+
 def test_help_lists_every_command() -> None:
     printed = product.run("--help", fresh=True).stdout
     assert all(f"  {path[0]} " in printed for path, _ in commands(cli, ()) if path)
