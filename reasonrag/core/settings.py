@@ -122,13 +122,16 @@ def _refuse_secrets(value: object, *names: str) -> None:
         problem = ""
         if names and names[-1].endswith("key_env") and value and not value.isidentifier():
             problem = "not a valid environment variable name; give the one that holds the key"
-        elif _URL_WITH_USER.search(value):
-            problem = "the URL carries a user name or password; put a key into the variable named by api_key_env"
-        elif secrets := find_secrets(value):
+        elif (has_user := _URL_WITH_USER.search(value)) or (secrets := find_secrets(value)):
+            kind = (
+                "the URL carries a user name or password"
+                if has_user
+                else f"this looks like a secret ({secrets[0].kind})"
+            )
             problem = (
-                f"this looks like a secret ({secrets[0].kind}), and settings are kept and shown; leave it out and put "
-                "it into an environment variable: HF_TOKEN for the Hub, the one that api_key_env names for a model's "
-                "server, REASONRAG_TOKEN for a retrieval server"
+                f"{kind}, and settings are kept and shown; leave it out and put the key into an environment variable: "
+                "HF_TOKEN for the Hub, the one that api_key_env names for a model's server, REASONRAG_TOKEN for a "
+                "retrieval server"
             )
         if problem:
             place = excerpt(valid_unicode(".".join(names)), 200)  # pydantic cannot quote half of a character
