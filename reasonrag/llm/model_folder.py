@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -21,6 +22,9 @@ _READ = (
     POLICY_CARD,
 )
 _NOT_READ = frozenset(("training.json", "trainer_state.json"))
+# PEFT matches these with the names of a model's modules. A group that is repeated may take time that doubles by letter.
+_PATTERNS = ("target_modules", "exclude_modules", "rank_pattern", "alpha_pattern")
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
 _PART = 2**20
 _SMALL = 20_000_000  # parameters of a model whose matrices are too small to be split
 _CGROUP = Path("/sys/fs/cgroup")
@@ -105,11 +109,15 @@ def adapter_base(folder: Path) -> str | None:
     if not file.is_file():
         return None
     try:
-        base = parse_json(file.read_bytes())["base_model_name_or_path"]
+        config = parse_json(file.read_bytes())
+        base = config["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} does not name the adapter's model; write it again with save_pretrained") from error
     if not base:
         raise ConfigError(f"{file} names no base_model_name_or_path; put the model's folder or Hub id there")
+    for name in _PATTERNS:
+        if _REPEATED_GROUP.search(json.dumps(config.get(name))):
+            raise ConfigError(f"{file}: a pattern of {name} repeats a group, which may never end; name the modules")
     return str(base)
 
 

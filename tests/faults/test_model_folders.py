@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -60,6 +61,31 @@ def test_files_of_a_model_that_cannot_be_read(tiny_model: Path, tmp_path: Path, 
             adapter_base(Path(folder))
         refused += 1
     figure(f"{refused} of {refused} refused in one line")
+
+
+@pytest.mark.fault("A11", "an adapter whose patterns of modules take hours to match", "refused with the setting's name")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": "([a-z_0-9.]+)+!"},
+        {"target_modules": ["q_proj"], "rank_pattern": {"((a|b)*){2,}": 4}},
+        {
+            "target_modules": r".*\.layers\.\d{1,3}\.(?:self_attn|mlp)\.(?:q_proj|up_proj)",
+            "rank_pattern": {"q_proj": 4},
+        },
+    ],
+)
+def test_an_adapters_pattern_that_may_never_end_is_refused(
+    tmp_path: Path, fields: dict[str, object], figure: Figure
+) -> None:
+    config = {"base_model_name_or_path": "org/model", **fields}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    if "layers" in str(fields):
+        assert adapter_base(tmp_path) == "org/model"
+        return
+    with pytest.raises(ConfigError, match=r"a pattern of (target_modules|rank_pattern) repeats a group"):
+        adapter_base(tmp_path)
+    figure("refused by its configuration, before the model is loaded")
 
 
 @pytest.mark.fault(
