@@ -24,7 +24,7 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import common_length, common_text, normalize_answer, quoted, valid_unicode
 from reasonrag.core.types import Message, Prompt, Span, as_finite
-from reasonrag.storage.files import short_hash
+from reasonrag.storage.files import reading, short_hash
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import NO_OBJECT, SUFFIXES, NumberedRow, Row, RowProblems, raw_rows, text_id
 
@@ -177,7 +177,8 @@ def read_preferences(data: str) -> Preferences:
     if path.name == "pairs" and (path.parent / "run.json").is_file():
         path = path.parent
     if path.is_dir():
-        return _read_folder(path)
+        with reading(path):
+            return _read_folder(path)
     if path.is_file() or data.lower().endswith(SUFFIXES):
         return Preferences(list(pairs_in(path)), [])
     return _read_hub(data)

@@ -37,7 +37,7 @@ from reasonrag.formats.stream import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
 from reasonrag.report.trees import read_trees
-from reasonrag.storage.files import write_json, writing
+from reasonrag.storage.files import reading, write_json, writing
 from reasonrag.storage.folder import Folder, read_run
 from reasonrag.storage.parquet import Row, RowProblems, read_shards, shard_paths, write_parquet
 from reasonrag.storage.questions import KNOWN
@@ -134,7 +134,7 @@ def export_pairs(run: Path, out: Path, *, tool: str = "jsonl", convert: Callable
     if not splits:
         raise DataError(f"{run}: no pairs to export; build trees of more questions, or lower pairs.min_margin")
 
-    with output(out, f"{tool}-export.json", "train.jsonl", "test.jsonl", _INFO) as counts:
+    with reading(run), output(out, f"{tool}-export.json", "train.jsonl", "test.jsonl", _INFO) as counts:
         for split in splits:
             problems = RowProblems(f"{run}, {split} pairs")
             with writing(out / f"{split}.jsonl") as file:

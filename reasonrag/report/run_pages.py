@@ -12,6 +12,7 @@ from reasonrag.core.settings import dump
 from reasonrag.report.site import ListRow, Page, TextPool, open_site
 from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.spre.decisions import content_of
+from reasonrag.storage.files import reading
 from reasonrag.storage.folder import read_run
 
 _MOST_PAGES = 500  # of a run of more questions, pages are written of a sample
@@ -36,7 +37,7 @@ def write_run_pages(run: Path, out: Path) -> Path:
             if place % step == 0:
                 yield _page(tree)
 
-    with open_site(out) as site:
+    with reading(run), open_site(out) as site:
         site.write_pages("tree.html.j2", pages())
         return site.write_index(
             "run.html.j2",

@@ -157,6 +157,26 @@ def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator
             file.truncate(0)  # the folder may be given to others, and should not name this machine
 
 
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing in a run's folder while the block reads it.
+
+    Raises:
+        RunError: another process writes in it.
+    """
+    try:
+        handle = os.open(folder / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # a folder that was copied without it
+        yield
+        return
+    with os.fdopen(handle, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another process writes in {folder}; wait for it or stop it") from None
+        yield
+
+
 def open_lock(path: Path) -> int:
     """Open a lock file, created if it is missing; raise RunError if it is a link, or anything but a file."""
     # O_NOFOLLOW: a lock file that leads elsewhere would have

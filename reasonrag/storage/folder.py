@@ -88,6 +88,9 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             os.close(open_lock(self.path / _LOCK))
             refuse_links(self.path)
+            str(self.path.resolve()).encode()
+        except UnicodeEncodeError:
+            raise RunError(f"{self.path}: its path is not UTF-8, and Arrow opens no such file; rename it") from None
         except OSError as error:
             problem = f"{self.path} cannot hold a {self.what} ({error.strerror})"
             raise RunError(f"{problem}; choose another one for --out") from error

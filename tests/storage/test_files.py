@@ -15,6 +15,7 @@ from reasonrag.storage.files import (
     fsync_folder,
     lock,
     read_json,
+    reading,
     require_json,
     write_json,
     write_text,
@@ -73,6 +74,8 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     Folder(tmp_path, "run", "*.png").claim()
     with pytest.raises(RunError, match="cannot hold a run"):
         Folder(tmp_path / "cat.png" / "run", "run").claim()
+    with pytest.raises(RunError, match="its path is not UTF-8"):
+        Folder(tmp_path / "caf\udce9" / "run", "run").claim()
 
 
 HOLDER = """
@@ -83,6 +86,13 @@ with lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
+
+
+def test_a_folder_that_is_read_is_not_written_and_readers_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    with reading(tmp_path), lock(tmp_path / ".lock"), pytest.raises(RunError, match="another process writes in"):
+        reading(tmp_path).__enter__()
+    with reading(tmp_path), reading(tmp_path), pytest.raises(RunError, match="in use by another process"):
+        lock(tmp_path / ".lock").__enter__()
 
 
 @pytest.mark.fault(
