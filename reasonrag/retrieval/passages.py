@@ -27,7 +27,7 @@ from reasonrag.core.text import one_line, printable, quoted, valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.index import BuildProgress, Draft, IndexFolder, Manifest, PassagesConfig, Plan
 from reasonrag.storage.files import size_and_digest
-from reasonrag.storage.parquet import SUFFIXES, NumberedRow, RowProblems, raw_rows, text_id
+from reasonrag.storage.parquet import SUFFIXES, NumberedRow, RowProblems, lack, raw_rows, text_id
 from reasonrag.storage.questions import load_questions, paragraph_corpus
 
 # Address and number of passages by name. wiki18 is the English
@@ -296,7 +296,8 @@ class _Writer:
             return
         row_id, contents = text_id(row.get("id")), passage_contents(row)
         if row_id is None or contents is None:
-            self._set_aside(row.get("id"), f"{'contents' if contents is None else 'id'} missing or empty")
+            problem = "contents missing or empty" if contents is None else lack("id", row.get("id"))
+            self._set_aside(row.get("id"), problem)
             return
         pieces = [contents] if rules.strict else split(contents, rules.chunk_words or rules.max_words)
         if not self._write(row_id, pieces[0]):

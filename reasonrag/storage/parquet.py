@@ -31,7 +31,7 @@ Row = dict[str, Any]
 NumberedRow = tuple[int, Any]
 
 CALLS = "calls.jsonl"  # of a recording
-NO_OBJECT = "not a JSON object with each key once"
+NO_OBJECT = "not a JSON object in UTF-8 with each key once"
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 _BATCH_ROWS = 128
@@ -478,6 +478,17 @@ def text_id(value: object) -> str | None:
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     return valid_unicode(str(value)).strip() or None
+
+
+def lack(name: str, value: object) -> str:
+    """Return why the value of a column cannot be its id or text.
+
+    >>> lack("id", None), lack("id", b"q1")
+    ('id missing or empty', 'id of type bytes')
+    """
+    # NaN is what pandas writes for a missing value.
+    is_missing = value is None or isinstance(value, str) or value != value
+    return f"{name} missing or empty" if is_missing else f"{name} of type {type(value).__name__}"
 
 
 def read_calls(folder: Path) -> Iterator[Row]:

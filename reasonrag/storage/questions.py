@@ -19,7 +19,16 @@ from reasonrag.core.settings import named_path
 from reasonrag.core.text import common_text, one_line, quoted, redact_data, valid_unicode
 from reasonrag.core.types import Passage, Question, as_finite
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import SUFFIXES, NumberedRow, RowProblems, read_batches, read_rows, read_shards, text_id
+from reasonrag.storage.parquet import (
+    SUFFIXES,
+    NumberedRow,
+    RowProblems,
+    lack,
+    read_batches,
+    read_rows,
+    read_shards,
+    text_id,
+)
 from reasonrag.storage.tables import rollout_schema, tree_schema
 
 log = structlog.get_logger()
@@ -172,7 +181,7 @@ def _named_questions(place: Path) -> set[str]:
         if isinstance(text, str) and text.strip():
             texts.add(common_text(text))
         else:
-            problems.add("question missing or empty", number)
+            problems.add(lack("question", text), number)
     problems.check("Give each row the text of a question.")
     return texts
 
@@ -233,13 +242,13 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
         ways = tuple(filter(None, map(_answers, items))) if isinstance(items, list) else ()
         graded_by = (rubric, reference, ways)
         if row_id is None:
-            problems.add("id missing or empty", number)
+            problems.add(lack("id", row.get("id")), number)
         elif row_id in seen:
             problems.add("duplicate id", number, row_id)
         else:
             seen.add(row_id)
         if not isinstance(text, str) or not text.strip():
-            problems.add("question missing or empty", number)
+            problems.add(lack("question", text), number)
         elif not (answers or any(graded_by)):
             problems.add("golden_answers missing or empty", number)
         elif row.get("choices") is not None:
@@ -248,7 +257,10 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
         elif row_id is not None:
             known = redact_data((row_id, valid_unicode(text), answers), "a question")
             questions.append(Question(*known, dataset, _metadata(row), *redact_data(graded_by, "a question")))
-    problems.check("Repair or remove these rows; ids have to differ as text (1 and '1' are the same).")
+    problems.check(
+        "Repair or remove these rows; an id is a text or a whole number, and ids have to differ as text (1 and '1' are "
+        "the same)."
+    )
     if not questions:
         raise DataError(f"{problems.source}: no questions in it; give rows of id, question and golden_answers")
     return questions
@@ -257,12 +269,17 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
 def _answers(value: object) -> tuple[str, ...]:
     """Return the non-empty golden answers in a list, an array, or a single value.
 
-    >>> _answers(["Bob", "Rob"]), _answers(1755)
-    (('Bob', 'Rob'), ('1755',))
+    A whole number that is a float, as pandas writes a column with gaps, is also an answer without ".0".
+
+    >>> _answers(["Bob", "Rob"]), _answers(1871.0)
+    (('Bob', 'Rob'), ('1871', '1871.0'))
     """
     value = _plain(value)
     items = value if isinstance(value, list) else [value]
-    texts = (str(item) for item in items if isinstance(item, str | int | float) and not isinstance(item, bool))
+    whole = [int(item) for item in items if isinstance(item, float) and item.is_integer()]
+    texts = (
+        str(item) for item in (*whole, *items) if isinstance(item, str | int | float) and not isinstance(item, bool)
+    )
     return tuple(valid_unicode(text) for text in texts if text.strip())
 
 

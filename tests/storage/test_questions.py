@@ -117,12 +117,14 @@ def test_numpy_answers_and_nan_metadata_from_parquet_become_plain_python(tmp_pat
         (row(None), "id missing or empty in 1 row (2)"),
         (row(float("nan")), "id missing or empty in 1 row (2)"),
         (row("first"), "duplicate id in 1 row (2 'first')"),
-        ("a text", "not a JSON object with each key once in 1 row (2)"),
+        (row(1.0), "id of type float in 1 row (2)"),
+        (row(question=7), "question of type int in 1 row (2)"),
+        ("a text", "not a JSON object in UTF-8 with each key once in 1 row (2)"),
     ],
 )
 def test_an_unusable_row_is_named(tmp_path: Path, bad: object, named: str, figure: Figure) -> None:
     message = refusal(write(tmp_path / "a.jsonl", row("first"), bad))
-    figure("the second of two rows is named, in each of 12 kinds" if named in message else f"not named: {named}")
+    figure("the second of two rows is named, in each of 14 kinds" if named in message else f"not named: {named}")
     assert named in message
 
 
