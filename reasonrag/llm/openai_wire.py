@@ -188,21 +188,24 @@ class Wire:
 
     def _text(self, choice: Mapping[str, Any]) -> str:
         if self.encode is not None:
-            text = choice.get("text")
-        else:
-            message = choice.get("message")
-            if not isinstance(message, dict):
-                raise BadReply("a choice of the reply has no message")
-            # A reasoning parser may put everything into a separate field, including the answer tag.
-            text, thought = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
-            # A list of parts would be content of another kind than text.
-            if other := [type(part).__name__ for part in (text, thought) if not isinstance(part, str | None)]:
-                raise BadReply(f"a choice of the reply has {other[0]} where its text should be")
-            if calls := _written_calls(message.get("tool_calls")):
-                thought = f"<think>\n{thought}\n</think>\n\n" if thought else ""
-                text = f"{thought}{(text or '').rstrip()}\n{calls}".lstrip("\n")
-            text = text or thought or ""
-        return valid_unicode(text)
+            return _string(choice.get("text"))
+        message = choice.get("message")
+        if not isinstance(message, dict):
+            raise BadReply("a choice of the reply has no message")
+        # A reasoning parser may put everything into a separate field, including the answer tag.
+        text = _string(message.get("content") or "")
+        thought = _string(message.get("reasoning_content") or message.get("reasoning") or "")
+        if calls := _written_calls(message.get("tool_calls")):
+            thought = f"<think>\n{thought}\n</think>\n\n" if thought else ""
+            text = f"{thought}{text.rstrip()}\n{calls}".lstrip("\n")
+        return text or thought
+
+
+def _string(value: object) -> str:
+    # A list of parts would be content of another kind than text.
+    if not isinstance(value, str):
+        raise BadReply(f"a choice of the reply has {type(value).__name__} where its text should be")
+    return valid_unicode(value)
 
 
 def messages_of(request: Mapping[str, Any]) -> tuple[Message, ...]:
