@@ -374,7 +374,8 @@ def loading(path_or_name: str) -> Iterator[None]:
     except Exception as error:  # of damaged files nearly anything, RecursionError and MemoryError too
         if isinstance(error, ReasonRAGError) or is_out_of_memory(error):
             raise  # ours, or not about the files
-        reason = excerpt(str(error).partition("Check your internet connection")[0], 200) or type(error).__name__
+        reason = excerpt(re.split(r"\W*(?:Please c|C)heck your", str(error))[0], 200) or type(error).__name__
+        reason += "" if named_path(path_or_name).is_dir() else "; nor is there a folder of that name"
         raise ConfigError(
             f"model {path_or_name!r} cannot be loaded: {reason} (give a folder saved by save_pretrained, or a Hub "
             "name; a Hub name that is not in the local cache needs a network)"

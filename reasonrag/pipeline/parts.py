@@ -29,9 +29,9 @@ from reasonrag.formats import Format, PromptSet, check_prompts, open_format, ope
 from reasonrag.formats.base import fingerprint
 from reasonrag.formats.stream import StreamFormat
 from reasonrag.llm.base import LLM, Sampling, StepScorer
-from reasonrag.llm.chat_template import check_chat_template
+from reasonrag.llm.chat_template import check_chat_template, loading
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.llm.model_folder import adapter_base
+from reasonrag.llm.model_folder import adapter_base, local_folder
 from reasonrag.pipeline.work import Progress
 from reasonrag.retrieval.base import BatchedRetriever, Retriever
 from reasonrag.retrieval.open import open_index
@@ -222,6 +222,15 @@ def check_llm(config: ModelConfig, role: Role) -> None:
                 f"{config.spec}: there is no model in that folder (no config.json, adapter_config.json); give the "
                 "folder of a training that has finished"
             )
+        if local_folder(address.model) is None:  # a small file tells whether the Hub has such a model
+            from huggingface_hub import hf_hub_download
+            from huggingface_hub.errors import EntryNotFoundError
+
+            with loading(address.model):
+                try:
+                    hf_hub_download(address.model, "config.json")
+                except EntryNotFoundError:
+                    hf_hub_download(address.model, "adapter_config.json")
     elif config.chat_template is not None and config.api != "completions":
         raise ConfigError(
             f"{config.spec}: a chat template is for hf: and vllm: models, and for --set {role}.api=completions; a "

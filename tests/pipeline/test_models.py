@@ -151,7 +151,10 @@ def test_the_demo_policy_is_no_judge_and_the_error_names_one():
         open_llm(ModelConfig(spec="demo"), "judge")
 
 
-def test_what_cannot_be_loaded_is_seen_without_loading(tmp_path):
+def test_what_cannot_be_loaded_is_seen_without_loading(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"'runs/none' cannot be loaded: .*; nor is there a folder of that name"):
+        check_llm(ModelConfig(spec="hf:runs/none"), "policy")
     with pytest.raises(ConfigError, match="there is no model in that folder"):
         check_llm(ModelConfig(spec=f"hf:{tmp_path}"), "policy")
     with pytest.raises(ConfigError, match="no folder"):
