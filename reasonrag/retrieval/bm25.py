@@ -163,7 +163,8 @@ class BM25Retriever(LocalRetriever):
         if not tokens or top_k < 1:
             return ()
         starts, ends = self._starts[tokens].tolist(), self._starts[np.add(tokens, 1)].tolist()
-        edges = np.append(np.arange(0, len(self._passages), self._range), len(self._passages))
+        # In the type of the rows, or each search would copy those.
+        edges = np.append(np.arange(0, len(self._passages), self._range), len(self._passages)).astype(np.int32)
         postings = zip(starts, ends, strict=True)
         cuts = [(start + np.searchsorted(self._rows[start:end], edges)).tolist() for start, end in postings]
         best, best_scores = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
