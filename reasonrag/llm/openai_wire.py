@@ -32,6 +32,7 @@ _UNSUPPORTED = re.compile(
 )
 _FINISH = {"length": FinishReason.LENGTH, "max_tokens": FinishReason.LENGTH}
 _FINISH |= dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "tool_calls"), FinishReason.STOP)
+_BROKEN_OFF = ("error", "abort", "cancelled")  # by the server: not what the policy would say
 
 Encoded = str | Sequence[int] | None
 # From prompt to the input of the completions endpoint:
@@ -158,6 +159,8 @@ class Wire:
         return replace(completion, prompt_token_ids=prompt_ids, **counts)
 
     def _sampled(self, choice: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> Completion:
+        if choice.get("error") or choice.get("finish_reason") in _BROKEN_OFF:
+            raise BadReply(f"the server broke off its reply ({readable(str(choice.get('finish_reason')).encode())})")
         completion_tokens = self._text(choice)
         finish_reason = _FINISH.get(str(choice.get("finish_reason")), FinishReason.OTHER)
         text = cut_at_stop(completion_tokens, prompt.stop)

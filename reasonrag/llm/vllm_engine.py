@@ -112,7 +112,7 @@ def completion(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> C
     Raises:
         LLMError: the engine ended the request without an output.
     """
-    if output is None or not output.outputs:
+    if output is None or not output.outputs or output.outputs[0].finish_reason == "abort":
         raise LLMError("vLLM ended a request without an output", cause="engine")
     prompt_ids = tuple(output.prompt_token_ids or ())
     choice = output.outputs[0]

@@ -186,6 +186,12 @@ def test_text_filed_under_reasoning_counts_only_if_there_is_no_content(field):
     assert answered(edit=with_choice(message=message | {"content": "ok"})).text == "ok"
 
 
+@pytest.mark.parametrize("values", [{"finish_reason": "error"}, {"finish_reason": "abort"}, {"error": {"code": 500}}])
+def test_a_reply_that_the_server_broke_off_is_not_the_policys(values):
+    with pytest.raises(LLMError, match="broke off its reply"):
+        answered("<answer>a</answer>", edit=with_choice(**values), patience_s=0)
+
+
 @pytest.mark.parametrize("field", ["content", "reasoning_content"])
 def test_text_in_parts_is_an_unreadable_reply_also_beside_calls(field):
     calls = [{"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}}]
