@@ -152,16 +152,24 @@ class RemoteRetriever:
 def _rankings(body: bytes) -> list[Ranking]:
     try:
         results = json.loads(body.decode(errors="replace"))["result"]
-        return [tuple(_passage(item) for item in result) for result in results]
+        if not all(isinstance(result, list) for result in [results, *results]):
+            raise TypeError
+        return [tuple(filter(None, map(_passage, result))) for result in results]
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         # A proxy's HTML page with status 200, or a truncated body: another attempt may succeed.
         raise Unavailable("the reply is not a list of rankings", cause="unreadable") from None
 
 
-def _passage(item: Mapping[str, Any]) -> Passage:
-    """Parse {"document": {...}, "score": x}, or a bare document as servers without scores send it."""
+def _passage(item: Mapping[str, Any]) -> Passage | None:
+    """Parse {"document": {...}, "score": x}, or a bare document as servers without scores send it; None if it is empty.
+
+    Raises:
+        ValueError: it has no column for a text.
+    """
     document = item.get("document", item)
     contents = passage_contents(document)
     if contents is None:
-        raise ValueError
+        if not {"contents", "text"} & document.keys():
+            raise ValueError
+        return None
     return Passage(text_id(document.get("id")) or passage_id(contents), contents, as_finite(item.get("score")) or 0.0)

@@ -71,6 +71,11 @@ def test_a_server_that_ignores_return_scores_is_understood(server: StubRetriever
     assert search(server.url, ["a", "b"]) == [(Passage("7", "T\nx"),), (Passage("8", "T\ny"),)]
 
 
+def test_an_empty_document_is_left_out(server: StubRetriever) -> None:
+    server.script = in_turn(reply({"result": [[{"document": {"id": "1", "contents": ""}}, hit("a")]]}))
+    assert [p.id for p in search(server.url, ["a"], 2)[0]] == ["a"] and len(server.requests) == 1
+
+
 def test_documents_without_contents_or_id_are_understood(server: StubRetriever) -> None:
     server.script = in_turn(reply({"result": [[{"document": {"title": "T", "text": "x"}, "score": None}]]}))
     assert search(server.url, ["a"]) == [(Passage(passage_id("T\nx"), "T\nx"),)]
@@ -87,8 +92,10 @@ def test_documents_without_contents_or_id_are_understood(server: StubRetriever) 
         HTML,
         reply({"detail": "still loading"}),
         reply({"result": [[{"document": {"id": "1"}}]]}),
+        reply({"result": [{}]}),
+        reply({"result": {"a": []}}),
     ],
-    ids=["503", "429", "500", "dropped", "cut", "html", "no result", "no contents"],
+    ids=["503", "429", "500", "dropped", "cut", "html", "no result", "no contents", "no ranking", "no list"],
 )
 def test_a_passing_fault_is_retried(server: StubRetriever, fault: Fault) -> None:
     server.script = in_turn(fault, fault)
