@@ -380,6 +380,12 @@ class _Chats(_Record):
     chosen: _Messages
     rejected: _Messages
 
+    @model_validator(mode="after")
+    def _are_of_the_policy(self) -> Self:
+        if {self.chosen[-1]["role"], self.rejected[-1]["role"]} != {"assistant"}:
+            raise ValueError("chosen and rejected end with another role than assistant")
+        return self
+
 
 class _Facts(_Record):
     """Columns that rows of every layout may have."""

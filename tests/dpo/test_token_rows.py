@@ -6,7 +6,7 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.dpo.preferences import ChatSides, CheckedRow, StepSides, StepText, TextSides, read_row
+from reasonrag.dpo.preferences import ChatSides, CheckedRow, StepSides, StepText, TextSides, Unusable, read_row
 from reasonrag.dpo.token_rows import encode
 from reasonrag.llm.chat_template import ChatTemplate
 from tests.llm.tiny import save_tiny_model
@@ -52,6 +52,13 @@ def row(sides, number=1):
 
 def steps(chosen, rejected, prompt=STATE, ends=("stop", "stop")):
     return row(StepSides((StepText(prompt, chosen, ends[0]),), (StepText(prompt, rejected, ends[1]),)))
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_words_of_another_role_are_not_the_policys(role):
+    prompt, answer = [{"role": "user", "content": "Who?"}], [{"role": "assistant", "content": "a"}]
+    with pytest.raises(Unusable, match="end with another role than assistant"):
+        read_row("toy", {"prompt": prompt, "chosen": [{"role": role, "content": "b"}], "rejected": answer})
 
 
 def only(rows, chat):
