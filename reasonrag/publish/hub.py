@@ -181,7 +181,10 @@ def _additions(upload: Upload, api: HfApi, commit: str, remote: dict[str, RepoFi
     if CARD in remote:
         files = HfFileSystem(endpoint=api.endpoint, token=api.token, skip_instance_cache=True, use_listings_cache=False)
         folder = "datasets/" if upload.repo_type == "dataset" else ""
-        old_card = files.read_bytes(f"{folder}{upload.repo_id}@{commit}/{CARD}").decode()
+        try:
+            old_card = files.read_bytes(f"{folder}{upload.repo_id}@{commit}/{CARD}").decode()
+        except UnicodeDecodeError:
+            raise ConfigError(f"{upload.repo_id}: its {CARD} is not UTF-8; mend or delete it on the Hub") from None
     additions = {name: CommitOperationAdd(name, upload.folder / name) for name in files_of(upload.folder)}
     return additions | {CARD: CommitOperationAdd(CARD, upload.card(old_card).encode())}
 

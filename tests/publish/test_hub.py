@@ -142,6 +142,13 @@ def test_a_second_version_keeps_the_hand_written_card_and_drops_old_shards(hub, 
     assert sorted(files) == [".gitattributes", "README.md", "config.json", "notes.txt", DATA]
 
 
+def test_a_card_that_is_not_utf8_is_named(hub, go, upload):
+    go(upload)
+    repo_of(hub, upload).edit("README.md", "# Café".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"its README\.md is not UTF-8; mend or delete it on the Hub"):
+        go(upload)
+
+
 def test_a_run_killed_between_commit_and_tag_is_finished_by_the_next(hub, go, upload):
     class Killed(BaseException):
         pass
