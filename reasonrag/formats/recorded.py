@@ -228,6 +228,9 @@ class RecordedFormat(ToolCallsFormat):
             return "begin otherwise than another one about their question"
         self._closings.setdefault(_key(question), tuple(self._ending(opening)))
         trajectory = Trajectory(question)
+        # A client that had waited too long asks again: the last of equal requests counts.
+        last_tries = [n for n in range(len(calls)) if prompts[n : n + 1] != prompts[n + 1 : n + 2]]
+        calls, prompts = [calls[n] for n in last_tries], [prompts[n] for n in last_tries]
         for number, call in enumerate(calls):
             if call["finish_reason"] is None:
                 return "were broken off by the model's server"

@@ -83,6 +83,14 @@ def test_a_conversation_is_a_trajectory_whose_prompts_are_what_the_agent_sent_bu
     assert "tools" not in chat_with_tools(final.messages)
 
 
+def test_of_a_request_that_was_sent_again_the_last_reply_counts() -> None:
+    first, *rest = conversation("one")
+    calls = [first | {"message": called("Indiana Jones")}, first, *rest]
+    form = RecordedFormat([call | {"call": n} for n, call in enumerate(calls)], [QUESTION], parser="hermes")
+    once = RecordedFormat([first, *rest], [QUESTION], parser="hermes")
+    assert form.trajectories == once.trajectories
+
+
 def test_thoughts_that_the_agent_did_not_send_again_are_not_shown_again() -> None:
     calls = conversation("one")
     calls[0]["message"] |= {"reasoning_content": "I do not know that."}  # as a reasoning parser keeps it apart
