@@ -316,7 +316,11 @@ def redact_data(value: T, what: str) -> T:
             for secret in find_secrets(value):
                 _warn(what, secret.kind)
     elif isinstance(value, Mapping):
-        redacted = {redact_data(name, what): redact_data(inner, what) for name, inner in value.items()}
+        redacted = {}
+        for name, inner in value.items():
+            if is_key := isinstance(inner, str) and bool(inner) and bool(_KEY_NAME.fullmatch(str(name))):
+                _warn(what, f"value of {name}")
+            redacted[redact_data(name, what)] = "***" if is_key else redact_data(inner, what)
     elif isinstance(value, list | tuple):
         redacted = type(value)(redact_data(inner, what) for inner in value)
     return cast(T, redacted)
@@ -410,6 +414,7 @@ class _Shape:
 _START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=%[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4}))"
 _QUOTE = r"(?:\\{0,7}[\"']|&quot;|&#3[49];|&#x27;|%22)?"
 _ASSIGNED = rf"{_QUOTE}\]?\s{{0,4}}(?:=>|:=|==|[:=]|%3[AaDd])\s{{0,4}}b?{_QUOTE}"
+_KEY_NAME = re.compile(r"(?i)(?:\w+[_-])?(?:api[_-]?key|authorization|password|passphrase|(?:access|auth)[_-]?token)")
 _VALUE = r"[^\s\"'<>,;&()\[\]{}|`\\]"  # one character
 _PEM = r"(?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
 
@@ -466,6 +471,7 @@ _SHAPES = (
         rf"(?i)(?:passw(?:or)?d|passphrase|pwd){_ASSIGNED}({_VALUE}{{8,}}+)",
         _password,
     ),
+    _Shape("assignment", "-", ("--",), rf"(?i)--[\w-]{{0,40}}(?:key|token|secret)\s{{1,4}}({_VALUE}{{12,}}+)", _random),
     _Shape("url_password", "@", ("://", ":\\/\\/"), r":(?:\\?/){2}[^\s/?#@:\"'<>]*+:(?!\*\*\*@)([^\s/?#\"'<>]+)@"),
     _Shape(
         "url_password",

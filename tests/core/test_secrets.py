@@ -84,6 +84,7 @@ def test_a_token_is_known_by_its_shape_wherever_it_stands(name: str, around: str
         "https://host/v1?top_k=3&access_token={}&x=1",
         "https://host/v1?key={}",
         "api_key%3D{}",
+        "vllm serve model --api-key {} --port 8000",
         "https://user:{}@host:8000/v1?x=1#y",
         r"https:\/\/user:{}@host",
         "redis://:{}@host",
@@ -94,6 +95,12 @@ def test_a_token_is_known_by_its_shape_wherever_it_stands(name: str, around: str
 def test_an_opaque_secret_is_known_by_where_it_stands_and_nothing_else_is_taken(shown: str) -> None:
     for secret in ("9f3ac05b1d7e4a2f8c6b", "dXNlcjpwYXNzd29yZDEyMw"):
         assert redact(shown.format(secret)) == shown.format("***")
+
+
+def test_a_text_under_the_name_of_a_key_is_a_secret_whatever_it_looks_like() -> None:
+    row = {"api_key": "opaque", "openai-api-key": "", "tokens": "two words", "extra": [{"Authorization": "as it is"}]}
+    kept = redact_data(row, "a row")
+    assert kept == row | {"api_key": "***", "extra": [{"Authorization": "***"}]}
 
 
 def test_a_password_need_not_be_as_long_or_as_mixed_as_a_key() -> None:
