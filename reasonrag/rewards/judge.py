@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from reasonrag.core.errors import JudgeError, LLMError
 from reasonrag.core.text import one_line, quotable, unique
-from reasonrag.core.types import Message, Prompt, Question, Trajectory
+from reasonrag.core.types import FinishReason, Message, Prompt, Question, Trajectory
 from reasonrag.formats.base import PromptSet, fingerprint, last_tag, tags
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rollout import derive_seed
@@ -101,7 +101,8 @@ class JudgeService:
             except LLMError as error:
                 cause = "timeout" if error.cause == "timeout" else "unreachable"
                 raise JudgeError(f"judge {self.llm.name!r} ({name}) does not answer: {error}", cause=cause) from error
-            verdict = contract.read(reply.text)
+            # A reply that was cut off may end before the verdict.
+            verdict = None if reply.finish_reason is FinishReason.LENGTH else contract.read(reply.text)
             if verdict is not None:
                 return verdict
         message = f"no verdict in {self.attempts} replies of judge {self.llm.name!r} ({name})"
@@ -185,7 +186,8 @@ def _asked(question: Question, label: str = "Question") -> dict[str, str | Seque
 
 
 _PROCESS = Contract(
-    parse_score, "Reply with this line only, SCORE being a number between 0 and 1: So the score is SCORE"
+    lambda reply: parse_score(_after_thinking(reply)),
+    "Reply with this line only, SCORE being a number between 0 and 1: So the score is SCORE",
 )
 
 

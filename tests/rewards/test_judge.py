@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasonrag.core.types import Answer, Completion, Step, StopReason, Trajectory
+from reasonrag.core.types import Answer, Completion, FinishReason, Step, StopReason, Trajectory
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.rewards.judge import JudgeService, parse_score, process_score
 from tests.fakes.scripted import ScriptedLLM
@@ -78,6 +78,15 @@ def test_a_long_reply_is_read_in_linear_time(reply):
     start = time.process_time()
     parse_score(reply)
     assert time.process_time() - start < 10  # quadratic time would be minutes
+
+
+def test_neither_a_thought_nor_a_reply_that_was_cut_off_is_a_verdict():
+    step = Step(ReasonRAGFormat().prompt(QUESTION, ()), Completion("So"), Answer("x"))
+    thoughts = ["<think>Is the score 0.1?", "<think>The score is 0.1.</think> So the score is 0.9"]
+    cut = Completion("Step 1 is right. So the score is 0", FinishReason.LENGTH)
+    for replies in (thoughts, [cut, "So the score is 0.9"]):
+        judge = JudgeService(ScriptedLLM(replies), PromptSet.find())
+        assert asyncio.run(process_score(judge, Trajectory(QUESTION, (step,)), seed=0)) == 0.9
 
 
 def test_the_policys_words_reach_the_judge_as_quoted_text():
