@@ -35,6 +35,7 @@ from reasonrag.core.text import common_text, redact
 from reasonrag.core.types import Question
 from reasonrag.evaluation.run import Evaluation, release_memory
 from reasonrag.evaluation.tables import interval_text
+from reasonrag.llm.model_folder import model_identity
 from reasonrag.pipeline.build import build_trees, most_calls
 from reasonrag.pipeline.parts import as_served, open_parts, open_questions
 from reasonrag.rewards.judge import TRIES
@@ -156,6 +157,7 @@ class Improvement:
         """
         out, policy, left, rounds = self.out, self.first, self.questions, self.rounds
         content = {"questions": questions_fingerprint(left), "dev": questions_fingerprint(self.dev)}
+        content["policy"] = model_identity(policy)
         # More than a run depends on: here its pairs are trained on, and its questions are those of one round.
         more = {"pairs": self.config.pairs.model_dump(mode="json"), "questions.limit": self.config.questions.limit}
         described = describe({"stage": type(self.train).__name__, **identity(self.settings), **more}, content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -68,6 +69,13 @@ def test_killed_in_each_stage_it_ends_with_the_same_weights(whole: Path, tmp_pat
     same = weights(out) == weights(whole) and len(weights(out)) == 2
     figure(f"{len(moments)} kills in one run: {'the same' if same else 'other'} weights, dev metrics and calls")
     assert same and read_json(out / "improve.json") == read_json(whole / "improve.json")
+
+
+@pytest.mark.slow
+def test_a_run_that_began_with_another_policy_is_refused(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "rounds")
+    other = product.run(*SMALL, "--policy", f"hf:{whole / 'round-1/policy'}", "--out", tmp_path / "rounds")
+    assert other.returncode == 2 and "content.policy" in other.stderr
 
 
 @pytest.mark.slow
