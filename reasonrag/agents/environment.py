@@ -265,11 +265,11 @@ class EnvironmentApp(App):
         self._engine, self._reward, self._questions = engine, reward, questions
         self._close = close
         self._sessions = self._turn = 0
-        self._known: dict[object, Question] = {}  # by its text, by its id, and by data set and id
+        self._known: dict[object, Question | None] = {}  # by text, by id, and by data set and id; None of several
         listed = []
         for question in questions:
-            self._known[question.question] = self._known[None, question.id] = question
-            self._known[question.dataset, question.id] = question
+            for key in (question.question, (None, question.id), (question.dataset, question.id)):
+                self._known[key] = None if key in self._known else question
             listed.append({"dataset": question.dataset, "question_id": question.id, "question": question.question})
         pages: dict[str, Any] = {
             "/health": {"status": "healthy"},
@@ -329,10 +329,13 @@ class EnvironmentApp(App):
             turn, self._turn = self._turn, self._turn + (reset.seed is None)
             return self._questions[(turn if reset.seed is None else derive_seed(reset.seed)) % len(self._questions)]
         key: object = reset.question if reset.question_id is None else (reset.dataset, reset.question_id)
-        if key not in self._known:
+        found = self._known.get(key)
+        if found is None and key in self._known:
+            raise Refusal(409, "several questions have this id or text: give dataset and question_id")
+        if found is None or reset.question not in (None, found.question):
             message = "unknown question: GET /questions lists the served ones; one of yours comes with "
             raise Refusal(404, f"{message}golden_answers")
-        return self._known[key]
+        return found
 
 
 async def _send(send: Send, reply: Reply) -> None:

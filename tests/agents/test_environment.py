@@ -16,7 +16,7 @@ from reasonrag.agents import environment as server
 from reasonrag.agents.environment import CurrentPolicy, EnvironmentApp
 from reasonrag.core.errors import RetrievalError
 from reasonrag.core.serving import ListenSettings
-from reasonrag.core.types import Prompt, Trajectory
+from reasonrag.core.types import Prompt, Question, Trajectory
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.llm.base import Sampling
 from reasonrag.rewards import RewardParts, RewardSettings, open_reward
@@ -155,6 +155,20 @@ def test_a_reset_in_the_middle_begins_anew_and_bad_messages_are_answered() -> No
         own = ask(client, "reset", question="Who?", golden_answers=["me"])["data"]["observation"]
         assert own["question_id"] == "Who?"
         assert ask(client, "step", text="<answer>me</answer>")["data"]["reward"] == 1.0
+
+
+def test_a_question_that_could_be_another_one_is_refused() -> None:
+    engine, reward = make("search_r1", CurrentPolicy())
+    questions = [Question("1", "Who wrote A?", ("me",), "a"), Question("1", "Who wrote B?", ("you",), "b")]
+    with (
+        serving(EnvironmentApp(engine, reward, questions, ListenSettings())) as port,
+        connect(f"ws://127.0.0.1:{port}/ws") as client,
+    ):
+        assert "give dataset and question_id" in ask(client, "reset", question_id="1")["data"]["message"]
+        wrong = ask(client, "reset", dataset="a", question_id="1", question="Who wrote B?")
+        assert "unknown question" in wrong["data"]["message"]
+        shown = ask(client, "reset", dataset="a", question_id="1")["data"]["observation"]
+        assert "Who wrote A?" in shown["messages"][-1]["content"]
 
 
 def test_a_search_that_fails_ends_the_episode_without_a_reward() -> None:
