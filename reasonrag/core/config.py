@@ -21,6 +21,7 @@ from reasonrag.core.settings import (
     execution,
     gather,
     merge,
+    price,
     read_yaml,
     refuse_links,
     setting,
@@ -127,8 +128,8 @@ class ModelConfig(Section):
     batch_size: int = execution(32, "prompts per batch of a model in this process", ge=1)
     device: str | None = execution(None, "device of hf: models: cpu, cuda, cuda:1, ... (default: a GPU if any)")
     dtype: str | None = setting(None, "dtype of the weights: float32, bfloat16 or float16 (default: the backend's)")
-    input_price: float | None = execution(None, "price of one million prompt tokens", "--input-price", ge=0)
-    output_price: float | None = execution(None, "price of one million completion tokens", "--output-price", ge=0)
+    input_price: float | None = price("price of one million prompt tokens", "--input-price")
+    output_price: float | None = price("price of one million completion tokens", "--output-price")
 
     @property
     def address(self) -> ModelAddress:
@@ -170,8 +171,8 @@ class JudgeConfig(Section):
     think: bool | None = setting(None, "let the model think before its reply (default: as its chat template does)")
     timeout_s: float = execution(300.0, "timeout in seconds of one request to a server, retries included", gt=0)
     concurrency: int | None = execution(None, "requests in flight at one server (default: as for the policy)", ge=1)
-    input_price: float | None = execution(None, "price of one million prompt tokens", "--judge-input-price", ge=0)
-    output_price: float | None = execution(None, "price of one million completion tokens", "--judge-output-price", ge=0)
+    input_price: float | None = price("price of one million prompt tokens", "--judge-input-price")
+    output_price: float | None = price("price of one million completion tokens", "--judge-output-price")
 
     @property
     def llm(self) -> ModelConfig:

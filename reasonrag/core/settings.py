@@ -84,6 +84,11 @@ def execution(default: Any, description: str, flag: str | None = None, **options
     return field
 
 
+def price(description: str, flag: str) -> Any:
+    """Declare a price, which may be unknown. See `execution`."""
+    return execution(None, description, flag, ge=0, le=1e9)
+
+
 def share(default: float, description: str, flag: str | None = None) -> Any:
     """Declare a share, in [0, 1], that cannot change a result. See `execution`."""
     return execution(default, description, flag, ge=0, le=1)

@@ -217,20 +217,22 @@ def check_llm(config: ModelConfig, role: Role) -> None:
     if address.loads_weights:
         check_chat_template(address.model, config.chat_template)
         folder = Path(address.model)
-        if folder.is_dir() and adapter_base(folder) is None and not (folder / "config.json").is_file():
+        base = adapter_base(folder)
+        if folder.is_dir() and base is None and not (folder / "config.json").is_file():
             raise ConfigError(
                 f"{config.spec}: there is no model in that folder (no config.json, adapter_config.json); give the "
                 "folder of a training that has finished"
             )
-        if local_folder(address.model) is None:  # a small file tells whether the Hub has such a model
+        name = base or address.model
+        if local_folder(name) is None:  # a small file tells whether the Hub has such a model
             from huggingface_hub import hf_hub_download
             from huggingface_hub.errors import EntryNotFoundError
 
-            with loading(address.model):
+            with loading(name):
                 try:
-                    hf_hub_download(address.model, "config.json")
+                    hf_hub_download(name, "config.json")
                 except EntryNotFoundError:
-                    hf_hub_download(address.model, "adapter_config.json")
+                    hf_hub_download(name, "adapter_config.json")
     elif config.chat_template is not None and config.api != "completions":
         raise ConfigError(
             f"{config.spec}: a chat template is for hf: and vllm: models, and for --set {role}.api=completions; a "
