@@ -221,12 +221,14 @@ def _states(tree: Sequence[Row], same: Callable[[Row], Hashable]) -> dict[int, d
     """
     first: dict[Hashable, int] = {}  # by prompt
     states: dict[int, dict[Hashable, list[int]]] = defaultdict(lambda: defaultdict(list))
+    done: dict[Hashable, Hashable] = {}  # by state and content: a query may find other passages the second time
     for row in tree:
         if row["parent_id"] < 0 or row["origin"] in (CONFIRMATION, "completion"):
             continue  # steps that only confirm or, by a completer, value those above them
         if row["text"] or step_end(row) != "length":  # else it was cut off before anything was written
             prompt = tuple((message["role"], message["content"]) for message in full_prompt(row))
-            states[first.setdefault(prompt, row["node_id"])][same(row)].append(row["node_id"])
+            state = first.setdefault(prompt, row["node_id"])
+            states[state][done.setdefault((state, content_of(row)), same(row))].append(row["node_id"])
     return states
 
 

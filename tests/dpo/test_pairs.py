@@ -217,6 +217,14 @@ def fresh(node_id, f1, parent):
     return answer(node_id, f1, "fresh", parent, origin="confirmation", prompt=[])
 
 
+def test_a_query_that_found_other_passages_the_second_time_is_no_rival_of_itself():
+    found = [
+        node(place, spre=None, content="Jaws", passages=[{"id": id_}]) for place, id_ in ((1, "recorded"), (2, "p0"))
+    ]
+    ends = (answer(3, 1.0, "x", parent=1, prompt=[]), answer(4, 0.0, "x", parent=2, prompt=[]))
+    assert pairs(*found, *ends, rule="best") == []
+
+
 def test_the_best_is_compared_with_the_worst_of_each_type_and_searching_with_answering():
     nodes = (
         *(node(1, spre=None), node(2, spre=None), node(3, spre=None)),
