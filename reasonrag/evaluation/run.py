@@ -58,7 +58,7 @@ from reasonrag.pipeline.parts import (
 )
 from reasonrag.pipeline.tables import count_calls
 from reasonrag.pipeline.work import Count, Progress, work_through
-from reasonrag.rewards.answers import check_outcome, open_outcome
+from reasonrag.rewards.answers import check_gradable, check_outcome, open_outcome
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
 from reasonrag.storage.files import write_json
 from reasonrag.storage.folder import Folder, RunFolder
@@ -155,6 +155,7 @@ class Evaluation:
                     "them the same"
                 )
         self.questions = questions if questions is not None else open_questions(first)
+        check_gradable(first.outcome, self.questions)
         self.retriever = open_retriever(first, self.questions)
         settings = [config for points in self.points.values() for _, config in points]
         self.progress = Progress(len(self.questions) * len(settings), part="steps")

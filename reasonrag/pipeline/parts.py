@@ -35,7 +35,7 @@ from reasonrag.llm.model_folder import adapter_base, local_folder
 from reasonrag.pipeline.work import Progress
 from reasonrag.retrieval.base import BatchedRetriever, Retriever
 from reasonrag.retrieval.open import open_index
-from reasonrag.rewards.answers import check_outcome
+from reasonrag.rewards.answers import check_gradable, check_outcome
 from reasonrag.rollout import Engine, FirstSteps, callable_in_notebooks
 from reasonrag.storage.folder import RunFolder
 from reasonrag.storage.journal import Journal
@@ -121,6 +121,8 @@ def open_parts(
     if config.search.recording is not None:
         format = recorded = open_recorded(config, questions)
         questions = recorded.questions
+    if outcome is None:
+        check_gradable(config.outcome, questions)
     retriever = retriever or open_retriever(config, questions)
     format = format or open_format(config)
     policy = policy or open_llm(config.policy, "policy")

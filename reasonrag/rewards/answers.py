@@ -14,10 +14,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from reasonrag.core.config import OutcomeConfig
-from reasonrag.core.errors import ConfigError, JudgeError, LLMError
+from reasonrag.core.errors import ConfigError, DataError, JudgeError, LLMError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.settings import nearest
-from reasonrag.core.text import cover_match, exact_match, item_f1, items_of, token_f1
+from reasonrag.core.text import cover_match, exact_match, item_f1, items_of, quoted, token_f1
 from reasonrag.core.types import Grade, Question, Trajectory
 from reasonrag.rewards.base import NO_REWARD, Outcome, call_function, trl_columns
 from reasonrag.rewards.judge import JudgeService, answer_matches, answer_score
@@ -135,6 +135,18 @@ def check_outcome(config: OutcomeConfig) -> None:
     """Raise ConfigError if the outcome cannot be opened, before a model is loaded."""
     if config.name not in ("", "judge"):  # "" is that of a reward; a judge's model is checked like any other
         open_outcome(config)
+
+
+def check_gradable(config: OutcomeConfig, questions: Sequence[Question]) -> None:
+    """Raise DataError if the outcome has nothing to compare an answer to a question with, so that it would be 0."""
+    if config.name not in RULES:
+        return
+    lacking = [each.id for each in questions if not (each.golden_answers or (config.name == "list" and each.items))]
+    if lacking:
+        raise DataError(
+            f"--outcome {config.name} cannot grade {len(lacking)} questions without golden_answers, first "
+            f"{quoted(lacking[0])}: take --outcome list for items, or judge for a rubric or a reference"
+        )
 
 
 async def graded(outcome: Outcome, trajectory: Trajectory) -> Trajectory:

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from reasonrag.core.config import Config, OutcomeConfig
-from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, DataError, LLMError
 from reasonrag.core.types import Question
 from reasonrag.pipeline.build import most_calls
-from reasonrag.rewards.answers import JudgeOutcome, graded, open_outcome
+from reasonrag.rewards.answers import JudgeOutcome, check_gradable, graded, open_outcome
 from reasonrag.rewards.judge import read_grade
 from tests.rewards.toys import asked, fields, judge, when_to_search
 
@@ -43,6 +43,17 @@ def test_a_list_counts_items_however_they_are_parted_and_in_every_way_to_write_t
     found = grades(outcome, "1. Duel\n2. Jaws (1975)", "Duel; Jaws", "- Duel\n- Duel", "Duel, Jaws, and Hook")
     assert [grade.value for grade in found] == [1.0, 1.0, pytest.approx(2 / 3), 0.8]
     assert found[-1].reason == "2 of 2 items, 1 wrong"
+
+
+def test_a_question_that_no_rule_can_grade_is_refused_and_not_worth_0():
+    listed = Question("l", "Which films?", (), items=(("Jaws",),))
+    for name, more in (("f1", []), ("em", []), ("list", [listed]), ("judge", [listed, REPORT])):
+        check_gradable(OutcomeConfig(name=name), [FILMS, *more])
+    for name in ("f1", "cover", "list"):
+        with pytest.raises(
+            DataError, match=rf"outcome {name} cannot grade 1 questions without golden_answers, first 'r'"
+        ):
+            check_gradable(OutcomeConfig(name=name), [FILMS, REPORT])
 
 
 def test_a_judge_grades_by_rubric_and_reference_and_quotes_the_answer():
