@@ -131,6 +131,8 @@ class BM25Retriever(LocalRetriever):
         self._data: NDArray[np.float32] = data  # what each posting adds to a score, by word
         self._rows: NDArray[np.int32] = rows  # the passage of each posting
         self._starts: NDArray[np.int64] = starts  # [words + 1] where the postings of a word begin
+        # Of the ranges; in the type of the rows, or each search would copy those.
+        self._edges = np.append(np.arange(0, len(self._passages), self._range), len(self._passages)).astype(np.int32)
 
     @classmethod
     def open(cls, corpus: Path | Sequence[Passage], *, cache: Path, config: BM25Config | None = None) -> BM25Retriever:
@@ -163,21 +165,21 @@ class BM25Retriever(LocalRetriever):
         if not tokens or top_k < 1:
             return ()
         starts, ends = self._starts[tokens].tolist(), self._starts[np.add(tokens, 1)].tolist()
-        # In the type of the rows, or each search would copy those.
-        edges = np.append(np.arange(0, len(self._passages), self._range), len(self._passages)).astype(np.int32)
-        postings = zip(starts, ends, strict=True)
-        cuts = [(start + np.searchsorted(self._rows[start:end], edges)).tolist() for start, end in postings]
+        cuts: list[Sequence[int]] = list(zip(starts, ends, strict=True))
+        if len(self._edges) > 2:
+            cuts = [(start + np.searchsorted(self._rows[start:end], self._edges)).tolist() for start, end in cuts]
         best, best_scores = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
         of_range = np.empty(min(self._range, len(self._passages)), dtype=np.float32)
-        for number, first in enumerate(edges[:-1]):
+        for number, first in enumerate(self._edges[:-1]):
             # The sum of bm25s, without its copies. Its numba backend
             # is not faster, and costs 200 MB of libraries and 8 s of
             # compiling in each process: benchmarks/retrieval.py.
-            scores = of_range[: edges[number + 1] - first]
+            scores = of_range[: self._edges[number + 1] - first]
             scores.fill(0)
             spans = [slice(cut[number], cut[number + 1]) for cut in cuts]
             for span in spans:
-                np.add.at(scores, self._rows[span] - first, self._data[span])
+                rows = self._rows[span]
+                np.add.at(scores, rows - first if first else rows, self._data[span])
             floor = best_scores[-1] if len(best) == top_k else self._floor(scores, spans, first, top_k)
             hits = np.flatnonzero(scores >= floor)
             if len(hits) > top_k:
