@@ -18,7 +18,7 @@ from reasonrag.core.text import one_line, printable, quoted
 from reasonrag.report.trees import QuestionTree
 from reasonrag.storage.parquet import Row
 
-_LEGEND = "* best path (highest SPRE)  ! malformed  x ended without an answer  ~ cut off"
+_LEGEND = "* path to the best answer  ! malformed  x ended without an answer  ~ cut off"
 _STYLES = {"*": "bold green", "!": "red", "x": "yellow", "~": "yellow"}
 _MOST_CHARS = 300  # of a question, an answer or a step
 _SPREAD = ("count", "mean", "min", "p25", "median", "p75", "p95", "max")
