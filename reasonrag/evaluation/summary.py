@@ -238,7 +238,7 @@ def _lost_to_form(results: Sequence[PolicyResult]) -> Iterator[str]:
         if max(unread, outcome.lost) > _MOST_LOST * scored:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.out_of_form.items()))
             yield (
-                f"the format costs {result.name} at {outcome.setting.name} points that say nothing of its knowledge: "
+                f"{result.name} at {outcome.setting.name} loses points to the format: "
                 f"of {scored} attempts {unread} end without an answer that can be read, and {outcome.lost} score no "
                 f"exact match though the last reply holds a golden answer (out of form: {reasons})"
             )

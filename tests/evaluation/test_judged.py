@@ -203,8 +203,8 @@ def test_points_that_the_format_costs_are_said_in_a_line(questions, tmp_path, ca
     assert print_results(Evaluation(configs, tmp_path / "out").run(), tmp_path / "out") == 0
     said = " ".join(capsys.readouterr().err.split())
     line = "of 12 attempts 12 end without an answer that can be read, and 0 score no exact match though"
-    assert f"the format costs endless at t1_s8_k3 points that say nothing of its knowledge: {line}" in said
-    assert "costs direct" not in said
+    assert f"endless at t1_s8_k3 loses points to the format: {line}" in said
+    assert "direct at" not in said
 
 
 def test_a_golden_answer_in_a_reply_that_cannot_be_read_is_counted_in_the_line_and_in_the_report(questions, tmp_path):
