@@ -18,7 +18,8 @@ Run the one rollout engine with parts of your own (`LLM`, `Retriever`, `Format` 
 
 Train on the pairs, with the settings of `reasonrag dpo train` as arguments; the same call resumes:
 
-    reasonrag.train_dpo(reasonrag.DPOSettings(data="runs/demo", model="demo"), Path("policies/dpo"))
+    settings = reasonrag.DPOSettings(data="runs/demo", model="demo", min_examples=1, min_questions=1)
+    reasonrag.train_dpo(settings, Path("policies/dpo"))
 
 `examples/questions_to_policy.py` does all of it and evaluates the policy.
 Rewards, formats, retrievers and models of yours are named in a configuration

@@ -152,7 +152,10 @@ def _print_summary(summary: Mapping[str, Any], pairs: Path) -> None:
     table_console().print(Table("", ("", ""), list(_summary_rows(summary))).terminal())
     print(f"data set: {pairs}")
     if summary["questions"]["finished"] and not summary["pairs"]["total"]:
-        print("no siblings differ enough in value to be a pair: see No pairs in docs/troubleshooting.md")
+        print(
+            "no siblings differ enough in value to be a pair: see No pairs, and Steps that cannot be read, in "
+            "docs/troubleshooting.md"
+        )
 
 
 def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -293,7 +293,7 @@ def _read_hub(data: str) -> Preferences:
     # caches raise types of their own, from three libraries.
     except Exception as error:
         raise DataError(
-            f"data {quoted(data)} is no local file, and cannot be fetched from the Hub ({type(error).__name__}); "
+            f"data {quoted(data)} is no folder or file, and cannot be fetched from the Hub ({type(error).__name__}); "
             "check the name, or download it and give the Parquet or JSONL file"
         ) from error
     rows_by_split: dict[str, list[CheckedRow]] = {}

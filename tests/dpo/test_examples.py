@@ -299,7 +299,7 @@ def test_a_missing_shard_is_refused(tmp_path, chat):
     [
         ("no/such/place/at all", "no such file or folder; give a run's folder, a file, or a Hub id"),
         ("missing.jsonl", "file not found"),
-        ("no-one/no-such-data-set", "is no local file, and cannot be fetched from the Hub"),
+        ("no-one/no-such-data-set", "is no folder or file, and cannot be fetched from the Hub"),
     ],
 )
 def test_data_that_is_nowhere_is_refused(name, match, chat, tmp_path, monkeypatch):
