@@ -145,7 +145,7 @@ _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?"
 # The characters allowed before the number include no sign and no point: "-5" is not 5, ".9" is not 9.
 _VALUE = (
     rf"[\[({{*_$\"'`:=\s]*(?P<score>{_NUMBER})"
-    rf"(?:\s*(?:/|out\s+of)\s*(?P<scale>{_NUMBER})|\s*(?P<percent>%))?(?P<unclear>[.,]\d)?"
+    rf"(?:\s*(?:/|out\s+of)\s*(?P<scale>{_NUMBER})|\s*(?P<percent>%))?(?P<unclear>[.,]\d|\s*(?:[-+–*=]|to)\s*\.?\d)?"
 )
 _ANCHORED = re.compile(rf"\bscore(?:(?P<verdict>\s+is)|\s+of|\s*[:=]){_VALUE}", re.IGNORECASE)
 _BARE = re.compile(rf"{_VALUE}\W*", re.IGNORECASE)
@@ -157,7 +157,7 @@ def parse_score(reply: str) -> float | None:
     The published builder took the last integer of the reply: "85/100" was 100, "87.5"
     was 5, and a reply without a number lost the whole question. Here the last "score is
     X" counts, else the last "score: X", "score = X" or "score of X", else a reply that
-    is a number and nothing else. A decimal comma ("0,85") is ambiguous: None. "X/Y" and
+    is a number and nothing else. A decimal comma ("0,85"), a range and a sum ("1 - 0.3") are ambiguous: None. "X/Y" and
     "X%" are fractions; without a scale a number from 2 to 100 is out of 100, as in the
     paper's own examples ("So the score is 88."), although its prompt asks for [0, 1].
 
