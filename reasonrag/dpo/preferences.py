@@ -390,7 +390,7 @@ class _Chats(_Record):
 class _Facts(_Record):
     """Columns that rows of every layout may have."""
 
-    margin: float | None = None
+    margin: Annotated[float, Field(ge=0)] | None = None  # else the sides are swapped
     confidence: Annotated[Any, AfterValidator(_as_share)] = None
     depth: Annotated[int, Field(ge=0)] | None = None
     chosen_reward: float | None = None

@@ -54,6 +54,13 @@ def steps(chosen, rejected, prompt=STATE, ends=("stop", "stop")):
     return row(StepSides((StepText(prompt, chosen, ends[0]),), (StepText(prompt, rejected, ends[1]),)))
 
 
+def test_a_preference_whose_numbers_say_the_reverse_is_refused():
+    row = {"prompt": "Who?", "chosen": "a", "rejected": "b"}
+    for numbers in ({"margin": -0.8}, {"step_level": 1, "chosen_f1": 0.0, "rejected_f1": 1.0}):
+        with pytest.raises(Unusable, match="margin"):
+            read_row("toy", row | numbers)
+
+
 @pytest.mark.parametrize("role", ["user", "system"])
 def test_words_of_another_role_are_not_the_policys(role):
     prompt, answer = [{"role": "user", "content": "Who?"}], [{"role": "assistant", "content": "a"}]
