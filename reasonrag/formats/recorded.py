@@ -219,10 +219,12 @@ class RecordedFormat(ToolCallsFormat):
         """Keep a conversation as a trajectory, up to its first answer; return why it cannot be branched, or ""."""
         users = "\n".join(message.content for message in prompts[0] if message.role == "user")
         named = [question for question in questions if question.question in users]
-        # One question may be part of another one: the longest that is named is meant.
+        # Examples come first, and one question may be part of another one:
+        # the last that is named is meant, and the longest of those.
         if not named:
             return "are about none of the questions"
-        question = max(named, key=lambda candidate: len(candidate.question))
+        ends = {each: users.rfind(each.question) + len(each.question) for each in named}
+        question = max(named, key=lambda each: (ends[each], len(each.question)))
         opening = tuple(_inert(message, question.question) for message in prompts[0])
         if self._openings.setdefault(_key(question), opening) != opening:
             return "begin otherwise than another one about their question"

@@ -12,7 +12,7 @@ import pytest
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.text import inert
-from reasonrag.core.types import Malformed, Passage, Prompt, Search
+from reasonrag.core.types import Malformed, Passage, Prompt, Question, Search
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import chat_with_tools
@@ -81,6 +81,16 @@ def test_a_conversation_is_a_trajectory_whose_prompts_are_what_the_agent_sent_bu
         ]
     (final,) = [form.prompt(QUESTION, trajectory.steps[:1], final=True)]
     assert "tools" not in chat_with_tools(final.messages)
+
+
+def test_an_example_in_the_prompt_is_not_what_is_asked() -> None:
+    other = Question("q9", "Who directed the film that came before Jaws?", ("Someone",))
+    calls = conversation("one")
+    for call in calls:
+        shown = call["request"]["messages"][1]
+        shown["content"] = f"Example: {other.question} Someone. Now answer: {QUESTION.question}"
+    ((key, (trajectory,)),) = RecordedFormat(calls, [other, QUESTION], parser="hermes").trajectories.items()
+    assert trajectory.question == QUESTION, key
 
 
 def test_of_a_request_that_was_sent_again_the_last_reply_counts() -> None:
