@@ -111,7 +111,9 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 # A user name without a password is refused too: some servers take a token as `https://TOKEN@host`.
-_URL_WITH_USER = re.compile(r"https?://[^/]*@", re.IGNORECASE)
+_URL_WITH_KEY = re.compile(
+    r"https?://(?:[^/]*@|\S*[?&](?:api[_-]?|access[_-]?|auth[_-]?)?(?:key|token|password|secret)=)", re.IGNORECASE
+)
 
 
 def _refuse_secrets(value: object, *names: str) -> None:
@@ -127,9 +129,9 @@ def _refuse_secrets(value: object, *names: str) -> None:
         problem = ""
         if names and names[-1].endswith("key_env") and value and not value.isidentifier():
             problem = "not a valid environment variable name; give the one that holds the key"
-        elif (has_user := _URL_WITH_USER.search(value)) or (secrets := find_secrets(value)):
+        elif (has_user := _URL_WITH_KEY.search(value)) or (secrets := find_secrets(value)):
             kind = (
-                "the URL carries a user name or password"
+                "the URL carries a user name or password, or a key"
                 if has_user
                 else f"this looks like a secret ({secrets[0].kind})"
             )

@@ -52,6 +52,7 @@ def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
         ({"value.kind": "judge", "pairs.reward": "judge", "pairs.min_confidence": 0.8}, "min_confidence is for SPRE"),
         ({"retrieval.url": "http://h", "retrieval.corpus": "c.jsonl"}, "both a corpus and a retrieval server"),
         ({"policy.spec": "http://user:secret@host/v1"}, "user name or password"),
+        ({"retrieval.url": "http://host/v1?top_k=3&api_key=opaque"}, "or a key"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(overrides, message):
