@@ -5,6 +5,7 @@ Rows that cannot be used are never skipped silently: one `DataError` names all o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
@@ -16,7 +17,7 @@ import structlog
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import named_path
-from reasonrag.core.text import common_text, one_line, quoted, redact_data, valid_unicode
+from reasonrag.core.text import common_text, one_line, parse_json, quoted, redact_data, valid_unicode
 from reasonrag.core.types import Passage, Question, as_finite
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import (
@@ -269,12 +270,16 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
 def _answers(value: object) -> tuple[str, ...]:
     """Return the non-empty golden answers in a list, an array, or a single value.
 
-    A whole number that is a float, as pandas writes a column with gaps, is also an answer without ".0".
+    A text that is a list in JSON is one. A whole number that is a float, as
+    pandas writes a column with gaps, is also an answer without ".0".
 
-    >>> _answers(["Bob", "Rob"]), _answers(1871.0)
-    (('Bob', 'Rob'), ('1871', '1871.0'))
+    >>> _answers(["Bob", "Rob"]), _answers('["Bob", "Rob"]'), _answers("[sic]"), _answers(1871.0)
+    (('Bob', 'Rob'), ('Bob', 'Rob'), ('[sic]',), ('1871', '1871.0'))
     """
     value = _plain(value)
+    if isinstance(value, str) and value.startswith("["):  # a list as CSV files and PopQA hold it
+        with contextlib.suppress(ValueError):
+            value = parse_json(value)
     items = value if isinstance(value, list) else [value]
     whole = [int(item) for item in items if isinstance(item, float) and item.is_integer()]
     texts = (
