@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from reasonrag.core.errors import DataError
@@ -29,6 +30,8 @@ from reasonrag.retrieval.index import BuildProgress, Draft, IndexFolder, Manifes
 from reasonrag.storage.files import size_and_digest
 from reasonrag.storage.parquet import SUFFIXES, NumberedRow, RowProblems, lack, raw_rows, text_id
 from reasonrag.storage.questions import load_questions, paragraph_corpus
+
+log = structlog.get_logger()
 
 # Address and number of passages by name. wiki18 is the English
 # Wikipedia of December 2018 in passages of 100 words
@@ -92,14 +95,18 @@ class FileCorpus:
             rows_before += number
 
     def _text(self, path: Path) -> Iterator[NumberedRow]:
-        """Yield {"id", "title", "text"}; bytes that are neither UTF-8 nor, with its mark, UTF-16 are replaced."""
+        """Yield {"id", "title", "text"} of a text in UTF-8, in UTF-16 with its mark, or else in Windows-1252."""
         if self.folder is not None:
             try:
                 raw = path.read_bytes()
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror})") from None
             is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-            text = raw.decode("utf-16" if is_utf16 else "utf-8-sig", "replace")
+            try:
+                text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
+            except UnicodeDecodeError:
+                log.warning("a text is not UTF-8; it is read as Windows-1252", file=path.name)
+                text = raw.decode("cp1252", "replace")
             yield 1, {"id": path.relative_to(self.folder).as_posix(), "title": path.stem, "text": text}
 
 
