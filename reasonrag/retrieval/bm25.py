@@ -148,7 +148,7 @@ class BM25Retriever(LocalRetriever):
         source = open_corpus(str(corpus)) if isinstance(corpus, Path) else GivenCorpus("passages", corpus)
         plan = passages_plan(source, _STRICT)
         decides_the_index = _plan(json.dumps(plan.document(), sort_keys=True), config).document()
-        index = IndexFolder(cache / f"bm25-{short_hash(decides_the_index)}")
+        index = IndexFolder(cache / f"bm25-{short_hash(decides_the_index)}", setting="retrieval.cache")
         passages = index.sound(plan)
         if passages is None or index.sound(_plan(passages.fingerprint, config)) is None:
             with index.locked():

@@ -218,10 +218,11 @@ class Manifest:
 class IndexFolder:
     """An index on disk. Reading is safe while another process builds; building happens under `locked`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, setting: str = "--out") -> None:
         self.path = path
         unfinished = [f".building-{part}" for part in PARTS]
         self._folder = Folder(path, "search index", f"*/{_MANIFEST}", ignore=[*unfinished, _VERIFIED])
+        self._folder.setting = setting
 
     def part(self, part: Part) -> Path:
         """Return the folder of a part, which need not exist."""

@@ -69,6 +69,7 @@ class Folder:
         """
         self.path = path
         self.what = what
+        self.setting = "--out"  # that names the folder
         self._markers = markers
         self._ignored = {_LOCK, *ignore}
         self._record = None if record is None else path / record
@@ -93,7 +94,7 @@ class Folder:
             raise RunError(f"{self.path}: its path is not UTF-8, and Arrow opens no such file; rename it") from None
         except OSError as error:
             problem = f"{self.path} cannot hold a {self.what} ({error.strerror})"
-            raise RunError(f"{problem}; choose another one for --out") from error
+            raise RunError(f"{problem}; choose another one for {self.setting}") from error
 
     @contextlib.contextmanager
     def locked(self, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reasonrag.core.errors import DataError
+from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.index import BM25Config, IndexFolder
@@ -90,6 +90,12 @@ def test_the_ranking_is_that_of_all_scores_sorted(
     for kind in (BM25Retriever, InRanges):
         (ranking,) = asyncio.run(kind.open(passages, cache=cache, config=config).search([query], top_k))
         assert [(p.id, p.score) for p in ranking] == [(str(row), -score) for score, row in expected]
+
+
+def test_a_cache_that_cannot_be_written_names_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    with pytest.raises(RunError, match=r"cannot hold a search index .*; choose another one for retrieval\.cache"):
+        BM25Retriever.open(PASSAGES, cache=tmp_path / "cache")
 
 
 def test_fingerprint_follows_corpus_and_settings(tmp_path: Path) -> None:
