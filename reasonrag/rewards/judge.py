@@ -416,9 +416,9 @@ def _refuse_constant(name: str) -> float:
 
 
 def _after_thinking(reply: str) -> str:
-    """Return the reply after `</think>`; "" if the model never stopped thinking."""
-    rest = reply.rpartition("</think>")[2]
-    return "" if "<think>" in rest else rest
+    """Return the reply after its thoughts (`<think>`, `[THINK]`, ...); "" if the model never stopped thinking."""
+    rest = re.split(r"</think(?:ing)?>|\[/THINK\]", reply)[-1]
+    return "" if re.search(r"<think(?:ing)?>|\[THINK\]", rest) else rest
 
 
 def _bare_word(text: str) -> str:

@@ -88,7 +88,8 @@ def test_neither_a_thought_nor_a_reply_that_was_cut_off_is_a_verdict():
     step = Step(ReasonRAGFormat().prompt(QUESTION, ()), Completion("So"), Answer("x"))
     thoughts = ["<think>Is the score 0.1?", "<think>The score is 0.1.</think> So the score is 0.9"]
     cut = Completion("Step 1 is right. So the score is 0", FinishReason.LENGTH)
-    for replies in (thoughts, [cut, "So the score is 0.9"]):
+    others = ["[THINK]The score is 0.1", "[THINK]The score is 0.1[/THINK] 0.9"]
+    for replies in (thoughts, others, [cut, "So the score is 0.9"]):
         judge = JudgeService(ScriptedLLM(replies), PromptSet.find())
         assert asyncio.run(process_score(judge, Trajectory(QUESTION, (step,)), seed=0)) == 0.9
 
