@@ -382,8 +382,9 @@ class _Chats(_Record):
 
     @model_validator(mode="after")
     def _are_of_the_policy(self) -> Self:
-        if {self.chosen[-1]["role"], self.rejected[-1]["role"]} != {"assistant"}:
-            raise ValueError("chosen and rejected end with another role than assistant")
+        # A side that begins with the prompt would show it twice, and score the second copy.
+        if {side[place]["role"] for side in (self.chosen, self.rejected) for place in (0, -1)} != {"assistant"}:
+            raise ValueError("chosen and rejected begin or end with another role than assistant")
         return self
 
 

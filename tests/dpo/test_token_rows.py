@@ -64,8 +64,10 @@ def test_a_preference_whose_numbers_say_the_reverse_is_refused():
 @pytest.mark.parametrize("role", ["user", "system"])
 def test_words_of_another_role_are_not_the_policys(role):
     prompt, answer = [{"role": "user", "content": "Who?"}], [{"role": "assistant", "content": "a"}]
-    with pytest.raises(Unusable, match="end with another role than assistant"):
+    with pytest.raises(Unusable, match="begin or end with another role than assistant"):
         read_row("toy", {"prompt": prompt, "chosen": [{"role": role, "content": "b"}], "rejected": answer})
+    with pytest.raises(Unusable, match="begin or end with another role than assistant"):  # the prompt again
+        read_row("toy", {"prompt": prompt, "chosen": prompt + answer, "rejected": answer})
 
 
 def only(rows, chat):
