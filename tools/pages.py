@@ -37,7 +37,13 @@ CODE = {
 }
 # What changed numbers of pages under unchanged commands: when, on which pages, and the change.
 Changes = tuple[tuple[str, tuple[str, ...], str], ...]
-CHANGES: Changes = ()
+CHANGES: Changes = (
+    (
+        "2026-11-28 22:53",
+        ("reasonrag.md", "rounds.md", "real-model.md"),
+        "pairs of yes and no keep the order of their trees, and DPO sees them in another one",
+    ),
+)
 
 _MADE = re.compile(
     r"commit `(?P<commit>[0-9a-f]{7,40})` of (?P<rest>\d{4}-\d\d-\d\d \d\d:\d\d(?: with changes)?)"

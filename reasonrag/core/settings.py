@@ -129,10 +129,10 @@ def _refuse_secrets(value: object, *names: str) -> None:
         problem = ""
         if names and names[-1].endswith("key_env") and value and not value.isidentifier():
             problem = "not a valid environment variable name; give the one that holds the key"
-        elif (has_user := _URL_WITH_KEY.search(value)) or (secrets := find_secrets(value)):
+        elif (has_key := _URL_WITH_KEY.search(value)) or (secrets := find_secrets(value)):
             kind = (
                 "the URL carries a user name or password, or a key"
-                if has_user
+                if has_key
                 else f"this looks like a secret ({secrets[0].kind})"
             )
             problem = (
