@@ -55,6 +55,8 @@ def open_format(config: Config, *, warn: bool = True) -> Format:
         format = FORMATS[name](prompts, **options)
     else:
         raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}, python:PACKAGE.MODULE:NAME")
+    if config.policy.spec == "extractive" and not isinstance(format, ReasonRAGFormat):
+        raise ConfigError(f"the extractive policy reads prompts of format reasonrag, not {name}; name another --policy")
     if warn:
         check_prompts(config.policy.carrier, format)
     return format
@@ -108,11 +110,11 @@ def _tool_parser(config: Config) -> str:
 
 
 def check_prompts(policy: ModelAddress, format: Format) -> None:
-    """Warn if the card in the folder of a policy shows that it was trained in another format, or with other prompts."""
+    """Warn if the card in the folder of a model shows that it was trained in another format, or with other prompts."""
     if carried_fingerprint(policy) not in (None, format.fingerprint):
         log.warning(
-            "the policy was trained with other prompts, or with passages shown in another way; train it again, or give "
-            "its prompts with --prompts",
+            "the model was trained in another format, with other prompts, or with passages shown in another way; train "
+            "it again, or use what it was trained with (--format, --prompts)",
             policy=policy,
         )
 

@@ -142,6 +142,7 @@ class RecordedFormat(ToolCallsFormat):
         prompts: dict[str, list[tuple[Message, ...]]] = {}
         functions: list[_Function] = []
         begun: dict[str, str] = {}  # conversations by the text before their calls
+        named: dict[str, list[str]] = {}  # an agent may give one name to the conversations of all questions
         for call in calls:
             name = call["conversation"]
             # An edited recording may hold anything.
@@ -149,11 +150,15 @@ class RecordedFormat(ToolCallsFormat):
                 prompt = messages_of({**call["request"], "messages": _in_turn(call["request"]["messages"])})
                 if not conversations:
                     self._find_dialect([*(call["request"].get("stop") or ()), *(message.content for message in prompt)])
+                keys = named.setdefault(name, [])
+                name = _continued(prompt, {key: prompts[key] for key in keys}) or f"{name}\0{len(keys)}"
                 if self.dialect.between:  # each call is one message
                     head, _, rest = prompt[-1].content.partition(self.dialect.between[0])
                     if rest.startswith(self.dialect.between[1]):
                         begun[head] = name
                     name = begun.get(head, name)
+                if name not in prompts:
+                    keys.append(name)
                 if name not in prompts or self.dialect.call:
                     functions += self._functions(prompt, call["message"])
                 prompts.setdefault(name, []).append(prompt)
@@ -295,6 +300,18 @@ class RecordedFormat(ToolCallsFormat):
                 yield str(tool["function"]["name"]), required, [key for key in required if types.get(key) == "string"]
         for name, arguments in parts_of(self.parser, reply["content"]).calls if self.dialect.call else ():
             yield name, [], [argument for argument, value in arguments.items() if isinstance(value, str)]
+
+
+def _continued(prompt: tuple[Message, ...], conversations: dict[str, list[tuple[Message, ...]]]) -> str | None:
+    """Return the conversation that a prompt continues, of those under its name; None if it begins one."""
+    for key, prompts in reversed(conversations.items()):
+        first = prompts[0]
+        if prompt == first:  # a client asks again, or this is another attempt
+            return key if prompts[-1] == first else None
+        if any(first[-1].content in message.content for message in prompt):
+            return key
+    longest = max(conversations, key=lambda key: len(conversations[key][0]), default=None)
+    return longest if longest and len(prompt) > len(conversations[longest][0]) else None
 
 
 def _key(question: Question) -> tuple[str, str]:

@@ -6,13 +6,17 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import structlog
 
 from reasonrag.core.text import MOST_QUOTED, excerpt, valid_unicode
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, as_finite
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
 from reasonrag.llm.chat_template import chat_with_tools
+
+log = structlog.get_logger()
 
 # For parameters that a request omits, vLLM takes the defaults in
 # the model's generation_config.json (top_k 20, repetition_penalty
@@ -32,7 +36,8 @@ _UNSUPPORTED = re.compile(
 )
 _FINISH = {"length": FinishReason.LENGTH, "max_tokens": FinishReason.LENGTH}
 _FINISH |= dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "tool_calls"), FinishReason.STOP)
-_BROKEN_OFF = ("error", "abort", "cancelled")  # by the server: not what the policy would say
+# By the server: not what the policy would say.
+_BROKEN_OFF = ("error", "abort", "cancelled", "content_filter")
 
 Encoded = str | Sequence[int] | None
 # From prompt to the input of the completions endpoint:
@@ -76,6 +81,7 @@ class Wire:
     processed_logprobs: bool = False
     think: bool | None = None
     vocabulary: int = MOST_TOKENS
+    served: list[str] = field(default_factory=list)  # names of the models in replies, at most two
 
     def body(
         self, prompt: Prompt, encoded: Encoded, sampling: Sampling, dropped: Collection[str] = ()
@@ -143,6 +149,10 @@ class Wire:
             raise BadReply(f"the reply is not JSON with choices: {readable(payload)!r}")
         if not isinstance(choices[0], dict):
             raise BadReply("a choice of the reply is not an object")
+        if isinstance(name := reply.get("model"), str) and len(self.served) < 2 and name not in self.served:
+            self.served.append(readable(name.encode()))
+            if len(self.served) == 2:  # a gateway, perhaps, whose first choice is down
+                log.warning("another model answers than before", before=self.served[0], now=self.served[1])
         completion = self._sampled(choices[0], prompt, sampling)
         prompt_ids = self._ids(choices[0].get("prompt_token_ids")) or self._ids(reply.get("prompt_token_ids"))
         if isinstance(sent, list):

@@ -29,6 +29,7 @@ _ADVICE = {
     403: "this login may not do that: use a token that may write there",
     404: "the repository does not exist, or this login may not see it",
 }
+_MISSHAPEN = (LookupError, TypeError, AttributeError)  # what a reply of another shape raises
 _NEVER_MOVED = "and tags are never moved: choose a higher version, or give none for the next"
 Log = Callable[[str], None]
 
@@ -92,15 +93,15 @@ def push(upload: Upload, *, log: Log, api: HfApi | None = None) -> Published:
         disable_progress_bars()
     logging.set_verbosity(40)  # errors alone: warnings show URLs
 
-    # Every request of the session gets a timeout: huggingface_hub passes `timeout=None` in many calls.
-    hooks = get_session().event_hooks["request"]
-    if _set_timeout not in hooks:
-        get_session().event_hooks |= {"request": [*hooks, _set_timeout]}
     http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, by the version of huggingface_hub
     try:
+        # Every request of the session gets a timeout: huggingface_hub passes `timeout=None` in many calls.
+        hooks = get_session().event_hooks["request"]
+        if _set_timeout not in hooks:
+            get_session().event_hooks |= {"request": [*hooks, _set_timeout]}
         return _attempt(upload, api, log)
-    except (http_error, OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        # The last three: a reply of another shape. huggingface_hub itself repeats requests that send files.
+    except (http_error, ImportError, OSError, RuntimeError, ValueError, *_MISSHAPEN) as error:
+        # ImportError: of a proxy that speaks SOCKS. huggingface_hub itself repeats requests that send files.
         raise HubError(
             f"{upload.repo_id}: {_explain(error, http_error)}; run the same command again later: nothing is sent or "
             "committed twice"

@@ -124,7 +124,8 @@ def _node(row: Row, best: bool) -> Text:
     text.append(f"{mark} " if mark else "", style=_STYLES.get(mark[:1], ""))
     text.append(_inert(row["action"]), style=_STYLES.get(mark[:1], "bold"))
     text.append(f"  {_scores(row)}", style="cyan")
-    text.append(f" → {_inert(row['stage'])}  node {row['node_id']}", style="dim")
+    recorded = "  recorded" if row["origin"] == "recorded" else ""
+    text.append(f" → {_inert(row['stage'])}  node {row['node_id']}{recorded}", style="dim")
     text.append("\n" if row["f1"] is None else f"\nF1={_number(row['f1'])}  ")
     if grade := row.get("grade"):
         text.append(_inert(f"outcome={_number(grade['value'])} ({grade['reason'][:80]})") + "  ")

@@ -12,6 +12,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import structlog
+
 from reasonrag.core.errors import RetrievalError
 from reasonrag.core.event_loop import Worker
 from reasonrag.core.text import redact_data
@@ -22,6 +24,8 @@ from reasonrag.storage.journal import Journal
 if TYPE_CHECKING:
     from reasonrag.retrieval.passages import PassageStore
 
+log = structlog.get_logger()
+
 Ranking = tuple[Passage, ...]
 
 # Failures that one query can cause for its whole batch: refused as malformed,
@@ -31,6 +35,7 @@ _CAUSED_BY_A_QUERY = frozenset({"http_400", "http_403", "http_413", "http_422", 
 # One bad query among 256 fails 9 calls before one succeeds.
 # This many without a success are the server's fault.
 _MOST_FAILURES_IN_A_ROW = 24
+_MOST_IN_VAIN = 20  # searches that find nothing, before this is said
 
 
 class Retriever(Protocol):
@@ -161,6 +166,7 @@ class BatchedRetriever:
         self._max_batch = max_batch
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Semaphore(max_lookups) if max_lookups else nullcontext()
         self._store = store if store is not None else MemoryStore()
+        self._searches, self._found = 0, False
         self._open: dict[int, _Batch] = {}  # by top_k: batches that still take queries
         self._in_flight: dict[tuple[str, int], list[asyncio.Future[Ranking]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -257,6 +263,10 @@ class BatchedRetriever:
                     waiting_parts += [queries[half:], queries[:half]]
                 continue
             failures_in_a_row = 0
+            self._searches += len(queries)
+            self._found |= any(rankings)
+            if not self._found and self._searches >= _MOST_IN_VAIN > self._searches - len(queries):
+                log.warning("no search has found a passage: is this the right corpus?", searches=self._searches)
             redacted_rankings = [tuple(map(_without_secrets, ranking)) for ranking in rankings]
             redacted = dict(zip(queries, redacted_rankings, strict=True))
             await self._store.put(redacted, top_k)

@@ -145,7 +145,7 @@ _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?"
 # The characters allowed before the number include no sign and no point: "-5" is not 5, ".9" is not 9.
 _VALUE = (
     rf"[\[({{*_$\"'`:=\s]*(?P<score>{_NUMBER})"
-    rf"(?:\s*(?:/|out\s+of)\s*(?P<scale>{_NUMBER})|\s*(?P<percent>%))?(?P<unclear>[.,]\d|\s*(?:[-+–*=]|to)\s*\.?\d)?"
+    rf"(?:\s*(?:/|\(?out\s+of)\s*(?P<scale>{_NUMBER})|\s*(?P<percent>%))?(?P<unclear>[.,]\d|\s*(?:[-+–*=]|to)\s*\.?\d)?"
 )
 _ANCHORED = re.compile(rf"\bscore(?:(?P<verdict>\s+is)|\s+of|\s*[:=]){_VALUE}", re.IGNORECASE)
 _BARE = re.compile(rf"{_VALUE}\W*", re.IGNORECASE)

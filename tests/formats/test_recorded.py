@@ -110,6 +110,15 @@ def test_thoughts_that_the_agent_did_not_send_again_are_not_shown_again() -> Non
     assert "I do not know that." not in str(trajectory.steps[1].prompt)
 
 
+def test_one_name_for_all_questions_is_a_conversation_for_each() -> None:
+    other = Question("q9", "Who wrote Emma?", ("Jane Austen",))
+    (first, second), (third, fourth) = conversation("agent"), conversation("agent", other.question)
+    for calls in ([first, second, third, fourth], [first, third, second, fourth], [first, second, first, second]):
+        form = RecordedFormat(calls, [QUESTION, other], parser="hermes")
+        attempts = {question: len(found) for (_, question), found in form.trajectories.items()}
+        assert attempts == ({QUESTION.id: 1, "q9": 1} if third in calls else {QUESTION.id: 2})
+
+
 def test_what_cannot_be_branched_is_named() -> None:
     other = conversation("other", "Who wrote Emma?")
     rewritten = conversation("rewritten")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 import pytest
+from structlog.testing import capture_logs
 
 from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Completion, Message, Prompt, Span
@@ -71,10 +72,9 @@ def test_everything_that_was_asked_for_is_sent():
         ("<answer>a</answer> <query>b</query>", {"ignores_stop": True}, "<answer>a</answer>", "stop"),
         ("<query>Ja", {"edit": with_choice(finish_reason="length")}, "<query>Ja", "length"),
         ("<query>Ja", {"edit": with_choice(stop_reason=None), "vllm": True}, "<query>Ja", "stop"),
-        ("ok", {"edit": with_choice(finish_reason="content_filter")}, "ok", "other"),
         ("ok", {"edit": with_choice(finish_reason=None)}, "ok", "other"),
     ],
-    ids=["put back", "ignored by the server", "out of tokens", "vLLM's end token", "filtered", "no reason"],
+    ids=["put back", "ignored by the server", "out of tokens", "vLLM's end token", "no reason"],
 )
 def test_a_text_ends_with_the_stop_string_that_ended_it(written, settings, read, reason):
     completion = answered(written, **settings)
@@ -186,10 +186,30 @@ def test_text_filed_under_reasoning_counts_only_if_there_is_no_content(field):
     assert answered(edit=with_choice(message=message | {"content": "ok"})).text == "ok"
 
 
-@pytest.mark.parametrize("values", [{"finish_reason": "error"}, {"finish_reason": "abort"}, {"error": {"code": 500}}])
+@pytest.mark.parametrize(
+    "values", [{"error": {"code": 500}}, *({"finish_reason": end} for end in ("error", "abort", "content_filter"))]
+)
 def test_a_reply_that_the_server_broke_off_is_not_the_policys(values):
     with pytest.raises(LLMError, match="broke off its reply"):
         answered("<answer>a</answer>", edit=with_choice(**values), patience_s=0)
+
+
+def test_a_gateway_that_changes_the_model_is_noticed_once() -> None:
+    names = iter("aabac")
+
+    def renamed(request, answer):
+        answer["model"] = next(names)
+
+    with capture_logs() as logged, FakeOpenAI(edit=renamed) as server:
+        llm = ServerLLM(server.base_url, "fake")
+
+        async def ask_all() -> None:
+            for _ in range(5):
+                await llm.complete(PROMPT, Sampling())
+            await llm.aclose()
+
+        asyncio.run(ask_all())
+    assert [(entry["before"], entry["now"]) for entry in logged if entry["log_level"] == "warning"] == [("a", "b")]
 
 
 @pytest.mark.parametrize("field", ["content", "reasoning_content"])

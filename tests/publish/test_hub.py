@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import HfApi
+from huggingface_hub.utils import close_session
 
 from reasonrag.core.errors import ConfigError, HubError, ReasonRAGError
 from reasonrag.publish.hub import Published, Upload, push
@@ -222,3 +223,15 @@ def test_without_a_login_nothing_is_asked(hub, upload, monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="hf auth login"):
         push(upload, log=print, api=HfApi(endpoint=hub.url))
     assert not hub.log
+
+
+def test_a_proxy_that_needs_another_package_is_one_line(hub, go, upload, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    close_session()
+    try:
+        with pytest.raises(HubError, match="SOCKS") as caught:
+            go(upload)
+    finally:
+        monkeypatch.undo()
+        close_session()
+    assert_one_line(caught.value, upload)

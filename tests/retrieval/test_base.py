@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from reasonrag.core.errors import RetrievalError
 from reasonrag.core.types import Passage
@@ -74,6 +75,19 @@ def test_an_empty_query_finds_nothing_and_costs_nothing() -> None:
     assert asyncio.run(batched.search(["", " \n"], 3)) == [(), ()]
     assert asyncio.run(batched.search([], 3)) == []
     assert inner.calls == []
+
+
+def test_a_corpus_in_which_nothing_is_found_is_noticed_once() -> None:
+    class Nothing(EchoRetriever):
+        async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+            return [() for _ in queries]
+
+    for inner, warnings in ((Nothing(), 1), (EchoRetriever(), 0)):
+        with capture_logs() as logged:
+            batched = BatchedRetriever(inner)
+            for part in range(10):
+                asyncio.run(batched.search([f"{part} {number}" for number in range(7)], 3))
+        assert [entry["searches"] for entry in logged] == [21] * warnings
 
 
 def test_a_failure_reaches_all_waiters_and_is_not_kept() -> None:

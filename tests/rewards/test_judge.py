@@ -19,6 +19,7 @@ REPLIES = [
     ("So the score is **88**.", 0.88),
     ("So the score is 85/100", 0.85),
     ("So the score is 8 out of 10", 0.8),
+    ("So the score is 8 (out of 10).", 0.8),
     ("So the score is 87.5", 0.875),
     ("So the score is 85%", 0.85),
     ("The score is 15. There are 3 flaws", 0.15),
