@@ -100,7 +100,7 @@ ADDED = {
     "reasonrag rl train": (
         "--max-steps 1 --questions-per-step 2 --group-size 2 --batch-size 4 --save-steps 1 --set rollout.minibatches=1 "
         "--set rollout.max_tokens=48 --set validation.limit=2 --set method=full --set device=cpu --set dtype=float32 "
-        "--min-questions 1"
+        "--min-questions 1 --no-rollouts-ahead"
     ),
     "reasonrag publish": "--dry-run",
 }
