@@ -29,7 +29,7 @@ import structlog
 from reasonrag.core import event_loop
 from reasonrag.core.errors import LLMError, RetrievalError, RunError
 from reasonrag.core.event_loop import progressing
-from reasonrag.core.text import redact_data
+from reasonrag.core.text import excerpt, redact_data
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.metrics import Attempt, attempt_values
 from reasonrag.formats import Format
@@ -294,7 +294,7 @@ async def roll_out(engine: Engine, question: Question, seed: int) -> tuple[Traje
         # Only this trajectory is at fault: it is too long, or the server refuses its text.
         if error.cause not in ("context_overflow", "refused"):
             raise
-        log.warning("trajectory set aside", question=question.id, cause=error.cause)
+        log.warning("trajectory set aside", question=question.id, cause=error.cause, error=excerpt(str(error)))
         return None, error.cause
     return trajectory, ""
 

@@ -144,6 +144,7 @@ def open_policy(run: TrainingRun[RLSettings], loop: RolloutLoop) -> tuple[Any, V
     weights = VLLMServerSync(rollout.url, run.out / ".weights", sleeps=rollout.sleep)
     loop.parts.callback(weights.close)
     loop.parts.push_async_callback(server.aclose)
+    loop.run(server.check())
     return server, weights
 
 

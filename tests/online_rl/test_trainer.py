@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import structlog
 
-from reasonrag.core.errors import Stalled
+from reasonrag.core.errors import ConfigError, Stalled
 from reasonrag.online_rl.collector import RolloutLoop
 from reasonrag.online_rl.rows import REWARD, group_advantages
+from reasonrag.online_rl.train import train_online
 from reasonrag.training.model import model_path
+from tests.fakes.model_server import FakeOpenAI
 from tests.llm.tiny import loaded
 from tests.online_rl.toys import made, settings
 
@@ -232,8 +234,9 @@ class Copied:
     ids=["up to date", "a step behind", "rollouts ahead"],
 )
 def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, ahead, tmp_path):
-    served = {"rollout__url": "http://127.0.0.1:9/v1", "rollout__ahead": ahead}
-    with made(settings(method=method, **EXACT, **(served if ahead else {})), tmp_path / "out") as trainer:
+    with FakeOpenAI(models=None) as server, ExitStack() as stack:
+        served = {"rollout__url": server.base_url, "rollout__ahead": True} if ahead else {}
+        trainer = stack.enter_context(made(settings(method=method, **EXACT, **served), tmp_path / "out"))
         llm = loaded(model_path("demo:search_r1"), batch_size=16, device="cpu", dtype="float32")
         sync = Copied(llm, late)
         trainer.rollouts.collector.engine.llm = llm
@@ -248,6 +251,11 @@ def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, ahead, tm
         else:
             assert second == pytest.approx(1.0, abs=1e-3) and gap < 1e-3
         asyncio.run(llm.aclose())
+
+
+def test_a_server_of_another_model_is_refused_before_the_first_rollout(tmp_path):
+    with FakeOpenAI(models=("other",)) as server, pytest.raises(ConfigError, match="it lists: other"):
+        train_online(settings(rollout__url=server.base_url), tmp_path / "out", log=print)
 
 
 @pytest.mark.slow
