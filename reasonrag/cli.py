@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, cast
+from typing import Any, ClassVar, NoReturn, TextIO, cast
 
 import click
 
@@ -50,6 +50,8 @@ _FILES, _FEWEST = 10_240, 32  # macOS allows no more
 class LazyGroup(click.Group):
     """A group that imports the module of a command only to run it or to show its help."""
 
+    verbose: ClassVar[bool] = False  # whether `_fail` prints tracebacks
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -62,9 +64,9 @@ class LazyGroup(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take --quiet behind the command, too."""
-        quiet = [word for word in args if word == "--quiet"]
-        return super().parse_args(ctx, [*quiet[:1], *(word for word in args if word != "--quiet")])
+        """Take --quiet and --verbose behind the command, too."""
+        words = ("--quiet", "--verbose")
+        return super().parse_args(ctx, [*({*words} & {*args}), *(word for word in args if word not in words)])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -74,13 +76,15 @@ class LazyGroup(click.Group):
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__)
 @click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors, but no progress.")
-def cli(quiet: bool) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Print errors with their traceback.")
+def cli(quiet: bool, verbose: bool) -> None:
     """Process rewards for agentic RAG: from questions and a corpus to preference data and trained policies.
 
     \b
     Try everything without a GPU or a network:
       reasonrag build-tree --preset demo --limit 20
     """
+    LazyGroup.verbose = verbose
 
 
 class Redacted:
@@ -206,6 +210,8 @@ def _prepare_streams() -> None:
 
 
 def _fail(message: str, *, add: str = "", code: int = 2) -> NoReturn:
+    if LazyGroup.verbose and sys.exc_info()[0]:
+        click.echo("\n".join(map(printable, traceback.format_exc().splitlines())), err=True)
     click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
     if add:
         from reasonrag.commands.console import this_command

@@ -50,3 +50,14 @@ def test_a_quiet_command_prints_its_results_alone(tmp_path):
     asked = ("build-tree", "--preset", "demo", "--policy", "extractive", "--limit", "2")
     done = product.run("--quiet", *asked, "--out", tmp_path / "run")
     assert (done.returncode, done.stderr) == (0, "") and "2 of 2" in done.stdout
+
+
+def test_a_verbose_command_prints_where_an_error_came_from():
+    asked, reached = ("pairs", "nowhere\x1b[31m"), {}
+    for words in (asked, ("-v", *asked), (*asked, "--verbose")):
+        done = product.run(*words)
+        reached[words] = done.stderr.splitlines()
+        assert done.returncode == 2 and "\x1b" not in done.stderr
+    (line,), *traced = reached.values()
+    for lines in traced:
+        assert lines[0].startswith("Traceback") and "RunError" in lines[-2] and lines[-1] == line
