@@ -412,12 +412,13 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         rewards = [score.value for score in scores]
         # Algorithms by token compare rewards over the batch, the others within a group.
         is_flat = not has_variance(rewards) if self.settings.by_token else means["rollout/flat_groups"] == 1.0
-        if is_flat and not self.was_flat and self.accelerator.is_main_process:
+        known = {reward for reward in rewards if reward is not None}
+        if is_flat and known and not self.was_flat and self.accelerator.is_main_process:
             log.warning(
                 "the rewards of every group are equal: there is nothing to learn from these rollouts. Take questions "
                 "that the policy solves at times, or train it on demonstrations first (sft train)",
                 step=number + 1,
-                rewards=sorted({reward for reward in rewards if reward is not None}),
+                rewards=sorted(known),
                 in_form=means.get("rollout/format_rate"),
             )
         self.was_flat = is_flat
