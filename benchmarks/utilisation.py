@@ -1,6 +1,6 @@
 """How full the search keeps an engine, in virtual time.
 
-    python -m benchmarks.utilisation [--questions 100,1000] [--slots 256] [--lags 0,16] [--stragglers 0.01]
+    python -m benchmarks.utilisation [--questions 100,1000] [--slots 256] [--lags 0,8] [--stragglers 0.01]
     python -m benchmarks utilisation.laws --laws    # other lengths, engines and retrievers, about 5 minutes
 
 The engine is a stub with k slots, first come first served, 0.10 s and 0.02 s a token for a call; tokens are lognormal
@@ -214,7 +214,7 @@ def list_schedule(service_s: Sequence[float], slots: int) -> float:
 
 def laws(table: Table, questions: int, slots: int) -> None:
     """Other lengths, stragglers, retrievers and a batching engine, each with the slots told and found out."""
-    lag, hashes = SearchConfig().lag, set()
+    lag, hashes = SearchConfig().in_flight, set()
     cases: list[tuple[str, Callable[[bool], StubEngine], float]] = []
     for name in LAWS:
         cases.append((name, lambda told, name=name: StubEngine(slots, law=name, told=told), 0.01))
@@ -234,12 +234,12 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--questions", default="100,1000", help="sizes of a small and a large run")
     parser.add_argument("--slots", type=int, default=256, help="of the engine")
-    parser.add_argument("--lags", default="0,16", help="other lags, for the small run")
+    parser.add_argument("--lags", default="0,8", help="other lags, for the small run")
     parser.add_argument("--stragglers", type=float, default=0.0, help="share of calls that take 20 times as long")
     parser.add_argument("--laws", action="store_true", help="the small run alone, with other lengths and engines")
     given = parser.parse_args()
     small, large = (int(size) for size in given.questions.split(","))
-    table, default = Table(__doc__), SearchConfig().lag
+    table, default = Table(__doc__), SearchConfig().in_flight
     if given.laws:
         laws(table, small, given.slots)
         table.show(given.json)

@@ -39,7 +39,10 @@ UNREADABLE = "abort if more than this share of the first 60 steps, or all of the
 _MODEL_NAME = "model name that the {}'s server expects (default: its only model)"
 _RECORDING = "folder that contrib.record wrote: branch each step of an agent's conversations (needs format tool_calls)"
 _ALPHA = "SPRE decay per action; 1 removes the shortest-path term"
-_LAG = "iterations of a tree in flight while the next one selects; 0 is the search of the paper"
+_LAG = (
+    "iterations of a tree in flight while the next one selects (default: three eighths of all, at most 24); 0 is the "
+    "search of the paper"
+)
 _CONFIRM = "fresh rollouts of each side of a pair, made after the search to confirm it; 0 makes none"
 PRM = "process reward model: the folder that `prm train` wrote, or python:PACKAGE.MODULE:NAME"
 EXCLUDE = "leave out the questions of a run of build-tree or of rl train, or those in a file"
@@ -223,12 +226,17 @@ class SearchConfig(Section):
         None, "function by which the recorded agent answers (default: final_answer, final_result or submit)"
     )
     iterations: int = setting(64, "MCTS iterations per tree", "--iterations", ge=1)
-    lag: int = setting(8, _LAG, "--lag", ge=0, le=1000)
+    lag: int | None = setting(None, _LAG, "--lag", ge=0, le=1000)
     max_calls: int | None = setting(None, "maximum policy and judge calls per tree", "--max-calls", ge=1)
     max_children: int = setting(3, "maximum children of a node", "--max-children", ge=1, le=1000)
     selection: Literal["puct", "ucb1"] = setting("puct", "formula that selects a child: Eq. 5 or UCB1", "--selection")
     c_uct: float = setting(1.414, "exploration weight in Eq. 5 and UCB1", ge=0)
     rejudge_terminal: bool = setting(False, "ask the judge again at every visit of an answer")
+
+    @property
+    def in_flight(self) -> int:
+        """Iterations of a tree that may be in flight while the next one selects."""
+        return min(self.iterations * 3 // 8, 24) if self.lag is None else self.lag
 
 
 class ValueConfig(Section):
@@ -421,7 +429,7 @@ PRESETS: dict[str, Tree] = {
         **_DEMO_POLICY,
         "policy": {"spec": "demo", **_DEMO_POLICY["policy"]},
         "questions": {"dataset": "demo"},
-        "search": {"iterations": 8, "lag": 0},  # with a lag of 8 no iteration would see another one's value
+        "search": {"iterations": 8, "lag": 0},
     },
 }
 

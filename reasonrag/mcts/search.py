@@ -248,7 +248,7 @@ class TreeSearch:
 
         try:
             for _ in range(self.settings.iterations):
-                while len(in_flight) > self.settings.lag:
+                while len(in_flight) > self.settings.in_flight:
                     await complete_oldest()
 
                 # Select: from the root down, by Eq. 5, to a node that has room for a child.

@@ -272,7 +272,7 @@ def most_calls(config: Config) -> dict[str, int]:
     most[completing] += fresh * max(config.format.max_steps - 1, 1)
     most["policy"] += fresh if config.completer.spec else 0
     if search.max_calls is not None:  # iterations in flight are completed, as `TreeSearch` says
-        limit = search.max_calls - 1 + per_iteration.total() * (search.lag + 1)
+        limit = search.max_calls - 1 + per_iteration.total() * (search.in_flight + 1)
         most = Counter({role: min(calls, limit) for role, calls in most.items()})
     return dict(most) | {"judge": most["judge"] * TRIES}
 
