@@ -79,6 +79,8 @@ def show(run: Path, question: str | None, out: Path | None, as_json: bool, **giv
         table_console().print(terminal.tables(read_run(run)[1]))
     elif out is None:
         table_console().print(terminal.drawing(tree_of(run, question), **given))
+    elif out.exists() and (not out.is_file() or not out.read_bytes().startswith(b"<svg")):
+        raise ConfigError(f"{out} exists and is no picture; choose another name for --out")
     else:
         write_text(out, terminal.picture(tree_of(run, question), **given) + "\n")
 

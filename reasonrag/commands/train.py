@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reasonrag.commands.options import Command, Group, configuration, given_settings, out, rare, settings, sources
-from reasonrag.core.errors import ConfigError, Interrupted, RunError
+from reasonrag.core.errors import ConfigError, DataError, Interrupted, RunError
 from reasonrag.core.text import printable
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.commands.console import Stop, error_console, log_plainly, table_console
     from reasonrag.core import event_loop
     from reasonrag.core.table import Table
-    from reasonrag.online_rl.reference_plans import make_plans, save_plans
+    from reasonrag.online_rl.reference_plans import load_plans, make_plans, save_plans
     from reasonrag.pipeline.parts import as_served, check, open_engine, open_parts
     from reasonrag.pipeline.work import Progress
     from reasonrag.storage.files import lock
@@ -278,6 +278,10 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     parts = open_parts(config)
     if out.is_dir():  # before anything is paid for
         raise RunError(f"{out} is a folder; choose a file for --out")
+    try:
+        _ = out.exists() and load_plans(out)
+    except DataError:
+        raise ConfigError(f"{out} exists and is no file of plans; choose another name for --out") from None
     out.parent.mkdir(parents=True, exist_ok=True)
     journal_path = out.with_name(f"{out.name}.journal.sqlite")
     has_begun = journal_path.exists()
@@ -390,7 +394,14 @@ def run_training(trainer: str, config: Any, out: Path | None) -> None:
     log_plainly()
     noun = "model" if "train_prm" in trainer else "policy"
     # Several processes (`accelerate launch`) have to agree on what there is to do.
-    if os.environ.get("WORLD_SIZE", "1") == "1" and (folder := finished(out, trainer, config)):
+    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
+        print_line(
+            f"one of {processes} processes, which wait for each other; if neither accelerate nor torchrun started it, "
+            "unset RANK and WORLD_SIZE"
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):  # torch waits where Python's own handlers do not run
+            signal.signal(number, signal.SIG_DFL)
+    elif folder := finished(out, trainer, config):
         print_line("this training run is already finished")
         print(f"{noun}: {folder}")
         return

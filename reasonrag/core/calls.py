@@ -547,6 +547,8 @@ async def exchange(
         if type(error) is TimeoutError:
             raise Unavailable(f"{server} gave no reply in {timeout_s:.1f} s", cause="timeout") from None
         check_limits(error)
+        if "content-encoding" in repr((error, error.__cause__)).lower():
+            raise Unavailable(f"{server} replies in an encoding that cannot be undone", cause="bad_reply") from None
         is_unreachable = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
         problem = f"cannot connect to {server}" if is_unreachable else f"the connection to {server} failed"
         number = (type(error) is aiohttp.ClientConnectorError and error.errno) or 0  # negative: of a name's look-up

@@ -22,9 +22,11 @@ _READ = (
     POLICY_CARD,
 )
 _NOT_READ = frozenset(("training.json", "trainer_state.json"))
-# PEFT matches these with the names of a model's modules. A group that is repeated may take time that doubles by letter.
-_PATTERNS = ("target_modules", "exclude_modules", "rank_pattern", "alpha_pattern")
+# PEFT matches these with the names of a model's modules. A group that is repeated may take time that
+# doubles by letter, and each other repeat multiplies it by the length of a name.
+_PATTERNS = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern")
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
+_MOST_REPEATS = 5
 _PART = 2**20
 _SMALL = 20_000_000  # parameters of a model whose matrices are too small to be split
 _CGROUP = Path("/sys/fs/cgroup")
@@ -116,8 +118,13 @@ def adapter_base(folder: Path) -> str | None:
     if not base:
         raise ConfigError(f"{file} names no base_model_name_or_path; put the model's folder or Hub id there")
     for name in _PATTERNS:
-        if _REPEATED_GROUP.search(json.dumps(config.get(name))):
-            raise ConfigError(f"{file}: a pattern of {name} repeats a group, which may never end; name the modules")
+        given = config.get(name) or ()
+        for pattern in map(str, [given] if isinstance(given, str) else given):
+            if _REPEATED_GROUP.search(pattern) or len(re.findall("[*+{]", pattern)) > _MOST_REPEATS:
+                raise ConfigError(
+                    f"{file}: a pattern of {name} repeats a group, or more than {_MOST_REPEATS} parts, which may never "
+                    "end; name the modules"
+                )
     return str(base)
 
 

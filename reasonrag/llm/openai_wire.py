@@ -206,7 +206,7 @@ class Wire:
         if not isinstance(message, dict):
             raise BadReply("a choice of the reply has no message")
         # A reasoning parser may put everything into a separate field, including the answer tag.
-        text = _string(message.get("content") or "")
+        text = _string(message.get("content") or message.get("refusal") or "")
         thought = _string(message.get("reasoning_content") or message.get("reasoning") or "")
         if calls := _written_calls(message.get("tool_calls")):
             thought = f"<think>\n{thought}\n</think>\n\n" if thought else ""

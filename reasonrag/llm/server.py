@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 import aiohttp
@@ -156,7 +157,13 @@ class ServerLLM:
             LLMError: the server cannot be reached, or refuses the key.
         """
         served_models = [await self._check(server.url) for server in self._addresses.all]
-        return served_models[0]
+        known = [model for model in served_models if model is not None]
+        if len({PurePath(model.root).name for model in known if model.root}) > 1:
+            roots = ", ".join(readable(model.root.encode(), self._key, limit=80) for model in known)
+            raise ConfigError(f"the servers of {self.name} serve different models under that name: {roots}")
+        contexts = [model.context for model in known if model.context is not None]
+        first = served_models[0]
+        return first and replace(first, context=min(contexts, default=None))
 
     async def check_open_turn(self) -> None:
         """Raise ConfigError if the server cannot continue an assistant's turn; one token shows it."""

@@ -51,7 +51,8 @@ def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> R
                 index, config.encoder, gpu=config.gpu, device=config.device, trust_remote_code=trust_remote_code
             )
             retrievers.append(dense)
-    except (ValueError, TypeError, LookupError, EOFError) as error:  # made so that their checksums agree
+    # Made so that their checksums agree.
+    except (ValueError, TypeError, LookupError, EOFError, AttributeError, ImportError) as error:
         problem = f"{index.path}: files of {kind} are not what they say ({type(error).__name__})"
         raise DataError(f"{problem}; build the index again") from error
     return HybridRetriever(retrievers) if len(retrievers) > 1 else retrievers[0]

@@ -381,17 +381,22 @@ def _lines(path: Path) -> Iterator[bytes]:
     with contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(path.open("rb"))
         unpacked, left = None, math.inf
+        members: Iterator[Any] = iter(())
         if path.name.lower().endswith(".gz"):
             file = unpacked = gzip.GzipFile(fileobj=file)
             left = _MOST_LINE_BYTES + _MOST_UNPACKED * path.stat().st_size
             # wiki-18.jsonl.gz, the usual Wikipedia dump of 2018, is a tar archive of one file.
             if unpacked.peek(512)[257:262] == b"ustar":
                 archive = stack.enter_context(tarfile.open(fileobj=unpacked, mode="r|"))
-                member = next((member for member in archive if member.isfile()), None)
+                # macOS packs a small file ._NAME beside each.
+                members = (it for it in archive if it.isfile() and (it.size > 1 << 20 or "/._" not in f"/{it.name}"))
+                member = next(members, None)
                 file = archive.extractfile(member) if member else None
         while file is not None and left >= 0 and (line := file.readline(_MOST_LINE_BYTES + 1)):
             left -= len(line)
             yield line
+        if next(members, None) is not None:
+            raise DataError(f"{path}: a tar archive of several files, of which one would be read; unpack it")
         if unpacked is not None:
             # The checksum stands at the end, behind a tar archive's last member.
             while left >= 0 and (rest := unpacked.read(1 << 20)):

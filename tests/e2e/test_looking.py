@@ -38,3 +38,15 @@ def test_show_without_a_question_shows_the_first_tree(finished_run: Path) -> Non
     first = next(iter(product.tree_rows(finished_run)))["question_id"]
     alone, named = (product.run("show", finished_run, *question, "--best") for question in ((), (first,)))
     assert alone.returncode == 0 and alone.stdout == named.stdout
+
+
+def test_a_picture_and_plans_are_written_over_their_own_kind_alone(finished_run: Path, tmp_path: Path) -> None:
+    picture, own = tmp_path / "tree.svg", tmp_path / "questions.jsonl"
+    own.write_text('{"question": "Who?"}\n')
+    for _ in range(2):
+        assert product.run("show", finished_run, "--best", "--out", picture).returncode == 0
+    plan = ("rl", "plan", "--preset", "demo", "--limit", "1", "--policy", "demo:search_p1", "--judge", "demo-judge")
+    for words in (("show", finished_run, "--best"), plan):
+        done = product.run(*words, "--out", own)
+        assert done.returncode == 2 and str(own) in done.stderr.splitlines()[-1]
+    assert own.read_text() == '{"question": "Who?"}\n'

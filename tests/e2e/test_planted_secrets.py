@@ -63,6 +63,7 @@ CANARIES = {
     "AWS key in a passage": f"AKIA{mixed(16)[:8].upper()}QWERTZUI",
     "Anthropic key in a question": f"sk-ant-api03-{mixed(17)}-{mixed(18)}AA",
     "key in the query of a URL": mixed(19),
+    "HF token of a kind": f"hf_{mixed(22)}",
     "GitHub token in a golden answer": f"github_pat_{mixed(20)[:22]}_{mixed(21)}",
 }
 PEM = f"-----BEGIN PRIVATE KEY-----\n{CANARIES['private key in a passage']}\n{mixed(15)}\n-----END PRIVATE KEY-----"
@@ -219,7 +220,7 @@ def sea(tmp_path_factory: pytest.TempPathFactory) -> World:
     asked[1]["question"] += f" My key is {CANARIES['Anthropic key in a question']}."
     asked[0]["golden_answers"].append(CANARIES["GitHub token in a golden answer"])
     url = f"https://host/v1?api_key={CANARIES['key in the query of a URL']}"
-    asked[0]["metadata"] = {"see": url, "gold_ids": ["p0"]}
+    asked[0]["metadata"] = {"see": url, "gold_ids": ["p0"], "kind": f"of {CANARIES['HF token of a kind']}"}
     return World(write_jsonl(folder / "sea.jsonl", asked), write_jsonl(folder / "corpus.jsonl", rows), folder / "cache")
 
 

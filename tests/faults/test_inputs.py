@@ -261,10 +261,10 @@ def test_a_line_without_an_end(tmp_path: Path, rounds: Rounds, figure: Figure) -
 def test_a_file_of_nothing_much(tmp_path: Path, figure: Figure) -> None:
     archived = io.BytesIO()
     with tarfile.open(fileobj=archived, mode="w") as archive:
-        for name, size in (("q.jsonl", 10), ("padding", 100 << 20)):
-            entry = tarfile.TarInfo(name)
-            entry.size = size
-            archive.addfile(entry, io.BytesIO(b"\n" * size))
+        entry = tarfile.TarInfo("q.jsonl")
+        entry.size = 10
+        archive.addfile(entry, io.BytesIO(b"\n" * 10))
+    archived.write(bytes(100 << 20))
     files = {
         "blank.jsonl.gz": (gzip.compress(b"\n" * 60_000_000, 1), "1 MiB of blank lines"),
         "blank.jsonl": (b" \n" * 600_000, "1 MiB of blank lines"),

@@ -69,8 +69,9 @@ def test_files_of_a_model_that_cannot_be_read(tiny_model: Path, tmp_path: Path, 
     [
         {"target_modules": "([a-z_0-9.]+)+!"},
         {"target_modules": ["q_proj"], "rank_pattern": {"((a|b)*){2,}": 4}},
+        {"target_modules": ["q_proj"], "exclude_modules": [".*" * 14 + "zzz"]},
         {
-            "target_modules": r".*\.layers\.\d{1,3}\.(?:self_attn|mlp)\.(?:q_proj|up_proj)",
+            "target_modules": r"(?:.*?(?:text).*?(?:attn).*?(?:q_proj|up_proj).*?)|m\.layers\.[\d]{1,}\.q_proj",
             "rank_pattern": {"q_proj": 4},
         },
     ],
@@ -83,7 +84,9 @@ def test_an_adapters_pattern_that_may_never_end_is_refused(
     if "layers" in str(fields):
         assert adapter_base(tmp_path) == "org/model"
         return
-    with pytest.raises(ConfigError, match=r"a pattern of (target_modules|rank_pattern) repeats a group"):
+    with pytest.raises(
+        ConfigError, match=r"a pattern of (target_modules|rank_pattern|exclude_modules) repeats a group"
+    ):
         adapter_base(tmp_path)
     figure("refused by its configuration, before the model is loaded")
 

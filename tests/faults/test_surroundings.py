@@ -16,6 +16,7 @@ from tests import warmed
 from tests.e2e import product
 from tests.faults.commands import IN_FLIGHT, Commands
 from tests.faults.matrix import Figure, Rounds
+from tests.ports import keep_port, refuses
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +154,31 @@ def test_a_process_that_was_stopped_loses_no_call(commands: Commands, figure: Fi
     twice, differing = server.paid_twice, command.differing(out)
     figure(f"stopped for {stop_s:g} s with a limit of {limit_s:g} s: exit code {done.returncode}, {twice} calls twice")
     assert (done.returncode, twice, differing) == (0, 0, [])
+
+
+@pytest.mark.fault(
+    "40",
+    "RANK and WORLD_SIZE of a launch that is over, with which a training waits for processes that never come",
+    "it says so at once, and SIGTERM ends it",
+    before="half an hour without a word, and signals had no effect",
+)
+def test_a_training_that_waits_for_other_processes(commands: Commands, figure: Figure) -> None:
+    command = commands["dpo train"]
+    with keep_port() as kept:
+        port = kept.getsockname()[1]
+        launch = {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": f"{port}",
+        }
+        child = product.start(*command.arguments(command.new()), **launch)
+        product.wait_until(lambda: not refuses(port))  # torch waits there for the second process
+        child.send_signal(signal.SIGTERM)
+        done = warmed.ended(child, 30)
+    figure(f"exit code {done.returncode}: {done.stderr.splitlines()[0]}")
+    assert done.returncode == -signal.SIGTERM and "one of 2 processes, which wait" in done.stderr
 
 
 @pytest.mark.fault(

@@ -105,8 +105,9 @@ def test_a_quota_that_is_spent_is_refused_at_once():
         [Answer(408), Answer(409), Answer(425)],
         [Answer(200, '{"choices": [{"message": null}]}'), Answer(200, "[1]")],
         [Answer(200, '{"choices": [{"message": {"content": [1]}}]}')],
+        [Answer(200, "{}", {"Content-Encoding": encoding}) for encoding in ("gzip", "br", "zstd")],
     ],
-    ids=["4xx", "no message", "no text"],
+    ids=["4xx", "no message", "no text", "not in that encoding"],
 )
 def test_passing_trouble_is_overcome(faults):
     with FakeOpenAI(faults=faults) as server:

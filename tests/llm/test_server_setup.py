@@ -11,6 +11,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
+from reasonrag.llm.openai_wire import ServedModel
 from reasonrag.llm.server import ServerLLM
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import open_llm
@@ -120,6 +121,23 @@ def test_neither_name_nor_repr_shows_a_path_or_the_key():
     llm = ServerLLM("http://127.0.0.1:1/v1", "/models/private/policy", api_key=KEY)
     assert llm.name == "policy"
     assert KEY not in repr(llm)
+
+
+@pytest.mark.parametrize("second", [{"root": "/data/llama-8b"}, {"root": "/disk2/qwen-7b", "max_model_len": 64}])
+def test_servers_of_one_name_are_of_one_model_and_the_smallest_context_counts(second):
+    first = {"id": "fake", "root": "/disk1/qwen-7b", "max_model_len": 8192}
+    with FakeOpenAI(models=(first,)) as one, FakeOpenAI(models=({"id": "fake", **second},)) as other:
+        llm = ServerLLM([one.base_url, other.base_url], "fake")
+
+        async def checked() -> ServedModel | None:
+            async with aclosing(llm):
+                return await llm.check()
+
+        if "llama" in second["root"]:
+            with pytest.raises(ConfigError, match="different models under that name: /disk1/qwen-7b, /data/llama-8b"):
+                asyncio.run(checked())
+        else:
+            assert asyncio.run(checked()).context == 64
 
 
 def test_an_address_among_several_is_checked_like_one():

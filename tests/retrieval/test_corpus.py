@@ -18,15 +18,16 @@ ROWS = [{"id": str(i), "contents": f"T{i}\nline\u2028one {i}"} for i in range(7)
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
 
 
-def tar(name: str, data: bytes) -> bytes:
+def tar(name: str, data: bytes, *others: str) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         folder = tarfile.TarInfo("data00")
         folder.type = tarfile.DIRTYPE
         archive.addfile(folder)
-        entry = tarfile.TarInfo(f"data00/{name}")
-        entry.size = len(data)
-        archive.addfile(entry, io.BytesIO(data))
+        for path in (f"data00/._{name}", f"data00/{name}", *others):  # as macOS packs one
+            entry = tarfile.TarInfo(path)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
     return packed.getvalue()
 
 
@@ -48,6 +49,12 @@ def test_all_kinds_of_file_give_the_same_rows(tmp_path: Path) -> None:
         assert corpus.name == path.name
         assert corpus.checksum() == hashlib.sha256(path.read_bytes()).hexdigest()
         assert list(corpus.rows()) == list(enumerate(ROWS, 1)), path.name
+
+
+def test_a_tar_archive_of_several_files_is_never_read_in_part(tmp_path: Path) -> None:
+    (tmp_path / "two.jsonl.gz").write_bytes(gzip.compress(tar("one.jsonl", LINES, "two.jsonl")))
+    with pytest.raises(DataError, match="a tar archive of several files, of which one would be read; unpack it"):
+        list(open_corpus(str(tmp_path / "two.jsonl.gz")).rows())
 
 
 def test_a_folder_of_files_is_one_corpus_in_the_order_of_their_names(tmp_path: Path) -> None:
