@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -20,15 +21,17 @@ from mcp.client.streamable_http import streamable_http_client
 
 from contrib.searching import QueryRetriever, field, needed, passages_of
 from contrib.web import _filled
-from reasonrag import Config, Passage, Question, RetrievalError
+from reasonrag import Config, ConfigError, Passage, Question, RetrievalError
 
 
 def open_retriever(config: Config, questions: list[Question]) -> QueryRetriever:
     """Open a tool. The session begins with the first search, and a new one begins after it broke."""
     options = config.retrieval.backend
     tool = needed(config, "tool")
-    if not options.get("command"):
+    if not (command := options.get("command")):
         needed(config, "url")
+    elif shutil.which(command[0]) is None:
+        raise ConfigError(f"retrieval.backend.command: there is no command {command[0]!r} on this machine")
     request = options.get("request", {"query": "{query}"})
     sessions: list[_Session] = []
 

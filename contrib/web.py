@@ -19,6 +19,7 @@ import aiohttp
 
 from contrib.searching import QueryRetriever, field, needed, passages_of
 from reasonrag import Config, ConfigError, Passage, Question, RetrievalError
+from reasonrag.core.calls import bearer_header
 
 _SERPER = {
     "url": "https://google.serper.dev/search",
@@ -93,6 +94,7 @@ def _key(options: dict[str, Any]) -> dict[str, str]:
         return {}
     if not os.environ.get(variable):
         raise ConfigError(f"the search engine needs an API key; put it into the environment variable {variable}")
+    bearer_header(os.environ[variable], f"the API key in {variable}")  # refuses what no header may hold
     name, _, value = options.get("key_header", "Authorization: Bearer {key}").partition(": ")
     return {name: value.replace("{key}", os.environ[variable])}
 

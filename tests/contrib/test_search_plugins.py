@@ -101,6 +101,9 @@ def test_web_search_is_repeated_when_it_fails_and_never_shows_the_key(monkeypatc
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="the environment variable SERPER_API_KEY"):
         found("web:open_serper", "jaws")
+    monkeypatch.setenv("SERPER_API_KEY", "sk-9f3ac05b77aa41d2\r")
+    with pytest.raises(ConfigError, match="the API key in SERPER_API_KEY holds"):
+        found("web:open_serper", "jaws")
     monkeypatch.setenv("SERPER_API_KEY", "sk-9f3ac05b77aa41d2")
     with StubRetriever() as server:
         server.script = in_turn(Answer(503), reply(WEB))
@@ -170,6 +173,8 @@ def test_a_tool_of_mcp_gets_the_named_variables_alone_and_is_started_again(monke
             assert (await retriever.search(["Quillfane launched"], 1))[0][0].title == "Quillfane"
 
     asyncio.run(ask())
+    with pytest.raises(ConfigError, match="there is no command 'no-such-server'"):
+        found("mcp_tool:open_retriever", "Tides", command=["no-such-server"], tool="read")
     (ranking,) = found("mcp_tool:open_retriever", "Tides", command=command, tool="read", environment=["SEA_KEY"])
     assert [p.contents for p in ranking] == ["Tides\nsalt no other"]
     listed = json.dumps([{"headline": "Quillfane", "snippet": "About ships."}])
