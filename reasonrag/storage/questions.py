@@ -256,9 +256,9 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
             # Golden answers are numbers or letters then, which no trajectory writes.
             problems.add("choices (write them into the question, and the right one as golden answer)", number)
         elif row_id is not None:
-            texts = row_id, valid_unicode(text), answers, _metadata(row), graded_by
-            *known, metadata, graded_by = redact_data(texts, "a question")
-            questions.append(Question(*known, dataset, metadata, *graded_by))
+            known = redact_data((row_id, valid_unicode(text), answers), "a question")
+            rest = redact_data((_metadata(row), graded_by), "a question")
+            questions.append(Question(*known, dataset, rest[0], *rest[1]))
     problems.check(
         "Repair or remove these rows; an id is a text or a whole number, and ids have to differ as text (1 and '1' are "
         "the same)."
