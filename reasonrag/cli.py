@@ -148,6 +148,10 @@ def main() -> None:
     _allow_files()
     if sys.flags.optimize > 1:
         _fail("Python runs with -OO (PYTHONOPTIMIZE=2), without the docstrings that transformers reads; unset that")
+    try:
+        Path.cwd()
+    except OSError:  # Intel's MKL would end the process, and blame a library
+        _fail("the working folder was deleted: go to another one")
     Stalled.ends_process = True
     try:
         try:

@@ -44,6 +44,8 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0
 # Longer than common clients keep idle connections: a server
 # that closes first may do so while a request arrives.
 _KEEP_ALIVE_S = 120
+_PIECE, _MOST_UNSENT = 1 << 16, 1 << 28
+_STUCK_S = 60  # for a piece of an answer
 
 
 class Refusal(Exception):
@@ -91,6 +93,7 @@ class App:
     def __init__(self, settings: ListenSettings) -> None:
         self.settings = settings
         self.routes: Mapping[str, tuple[str, Endpoint]] = {}
+        self._unsent = 0  # bytes of answers
 
     async def start(self) -> None:
         """Check that requests can be answered, before the server listens."""
@@ -114,7 +117,14 @@ class App:
             if response.status == 503:  # full, draining or not ready: clients may ask again soon
                 headers.append((b"retry-after", b"1"))
             await send({"type": "http.response.start", "status": response.status, "headers": headers})
-            await send({"type": "http.response.body", "body": response.body})
+            self._unsent += len(response.body)
+            try:
+                for end in range(_PIECE, len(response.body) + _PIECE, _PIECE):
+                    piece, more = response.body[end - _PIECE : end], end < len(response.body)
+                    async with asyncio.timeout(_STUCK_S):  # it waits while the client does not read
+                        await send({"type": "http.response.body", "body": piece, "more_body": more})
+            finally:
+                self._unsent -= len(response.body)
         except Refusal:
             await send({"type": "websocket.close"})  # before it is accepted: HTTP 403
         except (asyncio.CancelledError, OSError):
@@ -126,6 +136,8 @@ class App:
         """Return the answer of the endpoint, or of the refusal or failure."""
         try:
             self.check(scope)
+            if self._unsent > _MOST_UNSENT:
+                raise Refusal(503, "other clients do not read their answers, which fill the memory")
             if scope["path"] not in self.routes:
                 raise Refusal(404, f"there is nothing here; ask one of {', '.join(self.routes)}")
             method, endpoint = self.routes[scope["path"]]

@@ -247,15 +247,16 @@ class _Encoder:
     def _spelled(self, text: str, ids: Ids | None) -> Ids | None:
         """Return sampled ids if they spell their text in this tokenizer, else None.
 
-        The last token may hold more than the text, which ends at
-        a stop string; and some decoders drop a leading blank.
+        The last token may hold more than the text, which ends at a stop string, and one that ends
+        the turn may follow: what came behind would be trained on, and seen by nobody. Some decoders
+        drop a leading blank.
         """
         if ids is None or max(ids, default=0) >= self._vocabulary:
             return None
-        tokenizer = self.chat.tokenizer
-        decoded = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False).lstrip()
+        decode = partial(self.chat.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         written = valid_unicode(text).lstrip()
-        is_spelled = decoded.startswith(written) if written else not decoded
+        decoded, begun = (decode(list(part)).lstrip() for part in (ids, ids[:-2]))
+        is_spelled = decoded.startswith(written) and not begun.startswith(written) if written else not decoded
         return self._share(ids) if is_spelled else None
 
     def _whole_turns(self, place: str, sides: ChatSides | TextSides) -> tuple[tuple[Segment], tuple[Segment]]:

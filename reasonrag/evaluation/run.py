@@ -265,8 +265,9 @@ class Evaluation:
         outcome = open_outcome(config.outcome, judge) if self.graded else None
         examiner = Examiner(judge, policy, self.judged, outcome)
         async with show(self) if show else contextlib.nullcontext():
-            await check(parts, begun=folder.begun, wait_s=config.run.wait_s)
+            served = await check(parts, begun=folder.begun, wait_s=config.run.wait_s)
             folder.bind()
+            folder.keep_served(served)
             outcomes = []
             for setting, at_setting in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"

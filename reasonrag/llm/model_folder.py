@@ -7,7 +7,7 @@ import json
 import re
 from contextlib import suppress
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from reasonrag.core.config import POLICY_CARD
@@ -50,6 +50,11 @@ def model_identity(name: str, revision: str | None = None) -> str:
     if not folder.is_dir():
         return name + (f"@{revision}" if revision else "")
     return f"{folder.resolve().name}@{model_checksum(folder)}"
+
+
+def served_identity(root: str) -> str:
+    """Return what a server serves from `root`: the identity of a folder on this machine, else the last part."""
+    return model_identity(root) if Path(root).is_dir() else PurePath(root).name
 
 
 def local_folder(name: str, revision: str | None = None) -> Path | None:

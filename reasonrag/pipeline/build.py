@@ -94,7 +94,7 @@ def build_trees(
 
         async def build_all() -> None:
             async with contextlib.aclosing(build.parts):
-                await check(build.parts, begun=run.begun, wait_s=config.run.wait_s)
+                run.keep_served(await check(build.parts, begun=run.begun, wait_s=config.run.wait_s))
                 async with show(build) if show else contextlib.nullcontext():
                     # As many questions at once as keep the engines busy,
                     # never in lockstep. A finished tree is in the journal;

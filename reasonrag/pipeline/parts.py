@@ -31,7 +31,7 @@ from reasonrag.formats.stream import StreamFormat
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.chat_template import check_chat_template, loading
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.llm.model_folder import adapter_base, local_folder
+from reasonrag.llm.model_folder import adapter_base, local_folder, served_identity
 from reasonrag.pipeline.work import Progress
 from reasonrag.retrieval.base import BatchedRetriever, Retriever
 from reasonrag.retrieval.open import open_index
@@ -461,8 +461,11 @@ def sampling(model: ModelConfig) -> Sampling:
     return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)
 
 
-async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> None:
+async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> dict[str, Tree]:
     """Check that all servers answer, within `wait_s`, before any call is paid for.
+
+    Returns:
+        by role, where the weights of a server's model lie, and what they are (`served_identity`), as far as it says so.
 
     A run that had `begun` has found them before: one that does
     not answer now is waited for, as if it had gone away later.
@@ -470,18 +473,23 @@ async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> No
     Raises:
         LLMError, RetrievalError, ConfigError: a part will not work; one clear line.
     """
+    served: dict[str, Tree] = {}
 
-    async def check_one(part: Any) -> None:
+    async def check_one(role: str, part: Any) -> None:
         try:
-            await _once_up(part, 0.0 if begun else wait_s)
+            root = getattr(await _once_up(part, 0.0 if begun else wait_s), "root", "")
         except BackendError as error:
             if not (begun and error.cause == "unreachable"):
                 raise
             log.warning(f"the run goes on, as it had begun: {error}")
+        else:
+            if root:
+                served[role] = {"root": root, "model": served_identity(root)}
 
-    opened = (parts.policy, parts.judge, parts.completer, parts.retriever)
-    await asyncio.gather(*(check_one(part) for part in opened if hasattr(part, "check")))
+    opened = {"policy": parts.policy, "judge": parts.judge, "completer": parts.completer, "": parts.retriever}
+    await asyncio.gather(*(check_one(role, part) for role, part in opened.items() if hasattr(part, "check")))
     # A run that goes on has found this out.
     opens_turns = isinstance(parts.format, StreamFormat) or getattr(parts.format, "openings", None)
     if opens_turns and not begun and hasattr(parts.policy, "check_open_turn"):
         await parts.policy.check_open_turn()
+    return served

@@ -143,6 +143,18 @@ class Folder:
             problem = f"{self.path} holds a different {self.what} ({changes})"
             raise RunError(f"{problem}; go back to that, or choose a new folder for --out")
 
+    def keep_served(self, served: Mapping[str, Mapping[str, str]]) -> None:
+        """Note the models behind servers' names by role (`pipeline.parts.check`); RunError if one has changed."""
+        before = self.facts().get("served", {})
+        for role, now in served.items():
+            if (was := before.get(role, now))["model"] != now["model"]:
+                raise RunError(
+                    f"{self.path} was begun with {was['model']} behind the name of the {role}, which is now "
+                    f"{now['model']}; serve that again, or choose a new folder for --out"
+                )
+        if served:
+            self.note(served={**before, **served})
+
 
 def first_usable(
     name: str, folder_at: Callable[[Path], Folder], identity: Mapping[str, Any], defaults: Section
@@ -174,26 +186,32 @@ def finished(out: Path | None, *command: Any) -> Path | None:
         out: the folder; None looks through runs/.
         command: its name and settings. Each file and folder that they name is compared too.
     """
-    inputs = _inputs(command)
     for receipt in [out / _RECEIPT] if out else sorted(RUNS.glob(f"*/{_RECEIPT}")):
-        if read_json(receipt) == {"inputs": inputs, "files": short_hash(_files(receipt.parent))}:
-            return receipt.parent
+        folder = receipt.parent
+        if read_json(receipt) == {"inputs": _inputs(command, folder), "files": short_hash(_files(folder))}:
+            return folder
     return None
 
 
 def mark_finished(out: Path, *command: Any) -> None:
     """Let `finished` know this command; arguments as there."""
-    write_json(out / _RECEIPT, {"inputs": _inputs(command), "files": short_hash(_files(out))})
+    write_json(out / _RECEIPT, {"inputs": _inputs(command, out), "files": short_hash(_files(out))})
 
 
-def _inputs(command: Sequence[Any]) -> str:
-    """Return a checksum over a command and the files that it names; another one each time if it names code."""
+def _inputs(command: Sequence[Any], folder: Path) -> str:
+    """Return a checksum over a command, the files that it names, and the weights on servers that `folder` was made by.
+
+    It is another one each time if the command names code.
+    """
     cache = {"retrieval": {"cache"}}
     tree = [part.model_dump(mode="json", exclude=cache) if isinstance(part, Section) else part for part in command]
     texts: list[str] = []
     map_texts(tree, texts.append)
     # A list of data sets, or the address of a model.
     named = {part.strip() for text in texts for part in (text, text.partition(":")[2], *text.split(","))} - {""}
+    for record in (file for level in ("", "*/", "*/*/") for file in folder.glob(f"{level}identity.json")):
+        with contextlib.suppress(AttributeError, LookupError, TypeError):  # a record of another make
+            named |= {str(model["root"]) for model in (read_json(record) or {})["served"].values()}
     inputs: list[Any] = [time.time_ns() for text in texts if text.startswith("python:")]
     for name in sorted(named):
         with contextlib.suppress(ConfigError, OSError):  # no path, or one that may not be read

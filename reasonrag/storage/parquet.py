@@ -38,6 +38,7 @@ _BATCH_ROWS = 128
 _GROUP_BYTES = 16 << 20  # of a row group in memory; a reader holds one, too
 _NAMED_ROWS = 5  # of one kind of problem, in a message
 _MOST_LINE_BYTES = 64 << 20
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, zstd, zip
 _MOST_BLANK_BYTES = 1 << 20
 _MOST_UNPACKED = 200  # times the size of a .gz file, after its first 64 MiB; rows of real texts are 3 to 20 times
 _MOST_JSON_BYTES = 2 << 30  # a list is read as a whole, and takes several times as much memory
@@ -370,6 +371,10 @@ def _jsonl_rows(path: Path) -> Iterator[NumberedRow]:
         if len(line) > _MOST_LINE_BYTES:
             problem = f"{path}: row {number} has more than {_MOST_LINE_BYTES >> 20} MiB"
             raise DataError(f"{problem}; rows end at a line's end")
+        if number == 1 and line.startswith(_COMPRESSED):
+            raise DataError(f"{path}: its content is compressed; unpack it, or name gzip .jsonl.gz")
+        if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:4]):
+            raise DataError(f"{path}: its text is in UTF-16 or UTF-32; save it in UTF-8")
         if line.strip():
             yield number, _parsed(line)
         elif (blank_bytes := blank_bytes + len(line)) > _MOST_BLANK_BYTES:
@@ -435,7 +440,7 @@ def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
 def _parsed(line: bytes) -> Any:
     """Return the value of a line of JSON, or None if it is not JSON or a key stands twice in an object."""
     try:
-        return parse_json(line)
+        return parse_json(line.decode("utf-8-sig"))
     except ValueError:
         return None
 

@@ -118,6 +118,7 @@ def test_sampled_ids_are_scored_if_they_spell_the_step_and_end_as_the_policy_end
         ("length", letters): letters,
         ("stop", (*letters[1:], eos)): chat.encode(QUERY),
         ("stop", others): chat.encode(QUERY),
+        ("stop", (*letters, *letters)): chat.encode(QUERY),  # text that nobody would see
         ("stop", None): chat.encode(QUERY),
     }
     for (end, ids), expected in cases.items():

@@ -115,9 +115,10 @@ class ExtractiveServer(FakeOpenAI):
         paid: answers written, by the content of the request; a client that has gone is charged all the same.
     """
 
-    def __init__(self, *, latency_s: float = 0.0, faults: Script | Iterable[Fault | None] = ()) -> None:
+    def __init__(self, *, latency_s: float = 0.0, faults: Script | Iterable[Fault | None] = (), **more: Any) -> None:
         self.paid: Counter[str] = Counter()
-        super().__init__(extractive_reply, faults, latency_s=latency_s, models=("extractor",), edit=self._charge)
+        models = ({"id": "extractor", **more},)
+        super().__init__(extractive_reply, faults, latency_s=latency_s, models=models, edit=self._charge)
 
     def _charge(self, request: Row, answer: Row) -> None:
         self.paid[json.dumps(request, sort_keys=True)] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,3 +138,9 @@ def test_a_question_nested_900_deep_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"id": "1", "contents": "Jaws"}))
     args = ("--dataset", tmp_path / "deep.jsonl", "--corpus", tmp_path / "corpus.jsonl", *EXTRACTIVE)
     assert "nested too deeply" in refusal("build-tree", *args, "--out", tmp_path / "run")
+
+
+def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    script = f"mkdir gone && cd gone && rmdir ../gone && exec {product.REASONRAG} dpo train --preset demo --data x"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, env=product.environment())
+    assert (done.returncode, done.stderr) == (2, "error: the working folder was deleted: go to another one\n")

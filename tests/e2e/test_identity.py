@@ -96,6 +96,22 @@ def test_a_finished_run_is_run_again_without_a_call(world: World, tmp_path: Path
     assert product.file_digests(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize("command", ["build-tree", "eval"])
+def test_another_model_behind_the_name_of_a_server_is_another_run(command: str, world: World, tmp_path: Path) -> None:
+    model = tmp_path / "merged"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    with ExtractiveServer(root=str(model)) as server:
+        more = ("--iterations", "4") if command == "build-tree" else ("--temperature", "0")
+        policy = server.flags if command == "build-tree" else ("--policy", f"p={server.base_url}#extractor")
+        args = (command, *world.flags, *policy, *more, "--limit", "2", "--out", tmp_path / "run")
+        first, again = product.run(*args), product.run(*args)
+        assert (first.returncode, again.returncode, again.stderr.count("calls (")) == (0, 0, 0), first.stderr
+        (model / "config.json").write_text('{"trained": "again"}')
+        changed = product.run(*args)
+    assert changed.returncode == 2 and "behind the name of the policy, which is now merged@" in changed.stderr
+
+
 def flip(journal: Path, places: Iterable[int]) -> None:
     """Flip one bit of the byte at each place."""
     raw = bytearray(journal.read_bytes())

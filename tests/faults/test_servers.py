@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import select
@@ -9,6 +10,7 @@ import signal
 import socket
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,14 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from benchmarks.process import memory_bytes
+from reasonrag.core.serving import run_app
+from reasonrag.core.types import Passage
+from reasonrag.retrieval.server import RetrievalApp, ServeSettings
+from tests.e2e import product
 from tests.faults.matrix import Figure, Rounds
 from tests.faults.servers import HOST, SERVERS, SOCKET, app, ask, forked, mutated, post, read_response
-from tests.serving import serving
+from tests.serving import ForkedServer, serving
+from tests.toys import ToyRetriever
 
 MIB = 1 << 20
 
@@ -200,3 +207,29 @@ def test_mutated_requests(
 def shown(counts: Counter[Any]) -> str:
     """Return statuses or kinds of answers with their counts; status 0 is a connection that was closed without one."""
     return ", ".join(f"{key or 'closed'}: {count:,}" for key, count in sorted(counts.items(), key=str))
+
+
+@pytest.mark.fault(
+    "38",
+    "clients that ask for 300 MB of answers and read none",
+    "others get 503 meanwhile, and answers once they have gone",
+    before="a gigabyte of memory, and no end",
+)
+def test_clients_that_never_read_fill_no_memory(tmp_path: Path, figure: Figure) -> None:
+    class Long(ToyRetriever):
+        async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+            return [(Passage("p", "x" * (30 << 20)),) for _ in queries]
+
+    server = ForkedServer(tmp_path, lambda: run_app(RetrievalApp(Long(), ServeSettings(port=0))))
+    request = post(b"/retrieve", b'{"queries": ["q"]}')
+    healthy = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
+    with contextlib.ExitStack() as deaf:
+        for _ in range(10):
+            connection = deaf.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            connection.sendall(request)
+        product.wait_until(lambda: ask(server.port, healthy)[0] == 503)
+    product.wait_until(lambda: ask(server.port, healthy)[0] == 200)
+    grown = memory_bytes("VmHWM", server.process) / MIB
+    server.send_signal(signal.SIGTERM)
+    figure(f"503, then 200; {grown:.0f} MiB of memory at most")
+    assert server.ended() == (143, "")

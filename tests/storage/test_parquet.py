@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import random
 
 import pyarrow as pa
@@ -134,3 +135,22 @@ def test_values_that_nobody_can_read_are_damage(table, told, tmp_path):
         list(raw_rows(tmp_path / "question.parquet"))
     with pytest.raises(DataError, match="file not found"):
         list(raw_rows(tmp_path / "other.parquet"))
+
+
+LINES = '{"id": "1"}\n{"id": "2"}\n'
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (LINES.encode("utf-16"), "UTF-16 or UTF-32; save it in UTF-8"),
+        (LINES.encode("utf-16-be"), "UTF-16 or UTF-32; save it in UTF-8"),
+        (gzip.compress(LINES.encode()), "compressed; unpack it, or name gzip .jsonl.gz"),
+    ],
+)
+def test_a_file_in_another_encoding_is_never_read_in_part(data, said, tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(data)
+    with pytest.raises(DataError, match=said):
+        list(raw_rows(tmp_path / "rows.jsonl"))
+    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + LINES.encode())
+    assert list(raw_rows(tmp_path / "rows.jsonl")) == [(1, {"id": "1"}), (2, {"id": "2"})]
