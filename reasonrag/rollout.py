@@ -86,8 +86,7 @@ class FirstSteps:
         seen, examples = len(self.seen), " and ".join([*texts][:2])
         readable = f"{seen - len(unreadable)} of the first {seen} steps can be read ({reasons})"
         message = f"{self.policy}: {readable}, for example {examples}"
-        cut = sum(completion.is_cut for _, completion in unreadable)
-        if cut > len(unreadable) / 2:
+        if (cut := sum(completion.is_cut for _, completion in unreadable)) > len(unreadable) / 2:
             message += f"; {cut} were cut off: let it write more ({self.longer}, in a new folder)"
         return (
             f"{message}; if it does not know the format: take an instruct model, try --open-tags, give a trained one "

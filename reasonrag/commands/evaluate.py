@@ -193,8 +193,7 @@ def policy_configs(
     common = choices["overrides"] | _held_out(choices)
     of_policy: dict[str, dict[str, Any]] = {}
     for text in policies:
-        match = _POLICY.fullmatch(text)
-        if match is None:
+        if (match := _POLICY.fullmatch(text)) is None:
             raise ConfigError(f"--policy {text!r} is not of the form SPEC, NAME=SPEC or NAME=SPEC#MODEL")
         name = match["name"] or folder_name(match["model"] or match["spec"])
         if redact(name) != name:

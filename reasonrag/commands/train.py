@@ -431,8 +431,7 @@ def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
 
     data, model = settings.data, settings.model
     if data is None:
-        run = _newest("run.json")
-        if run is None:
+        if (run := _newest("run.json")) is None:
             raise ConfigError(
                 "no pairs to train on: --data is not given, and runs/ here has no finished run of build-tree. Make one "
                 "with `reasonrag build-tree --dataset ...`, or name a run, a file or a data set on the Hub with --data"
@@ -494,8 +493,7 @@ def online_defaults(tree: Tree, log: Callable[[str], None]) -> dict[str, Any]:
     model, data = tree.get("model"), tree.get("data")
     chosen: dict[str, Any] = {}
     if model is None and data is None:
-        policy = _newest("training.json", stage="dpo")
-        if policy is None:
+        if (policy := _newest("training.json", stage="dpo")) is None:
             raise ConfigError(
                 "nothing to train: neither --model nor --dataset is given, and runs/ here has no finished `dpo train` "
                 "to go on from. Choose --preset demo-outcome (no GPU, no network), or --preset search-r1, hiprag, "

@@ -87,8 +87,7 @@ def images(charts: Sequence[Panel | BarChart], kinds: Collection[str] = ("svg", 
             width, height = _draw_panel(axes, chart) if isinstance(chart, Panel) else _draw_bars(axes, chart.bars)
             axes.set_title(_label(chart.title))
             axes.set_xlabel(_label(chart.x_label))
-            labels = len(axes.get_legend_handles_labels()[0])
-            if labels > 1:
+            if (labels := len(axes.get_legend_handles_labels()[0])) > 1:
                 # Bars may fill their axes, and many lines a legend, which stands outside then.
                 is_outside = isinstance(chart, BarChart) or labels > 7
                 outside = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if is_outside else {}

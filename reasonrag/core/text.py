@@ -287,8 +287,7 @@ def redact(text: str) -> str:
     >>> redact("Authorization: Bearer 5c1f0e9b7a3d4c2e")
     'Authorization: Bearer ***'
     """
-    secrets = find_secrets(text)
-    if not secrets:
+    if not (secrets := find_secrets(text)):
         return text
     starts, ends = [0, *(secret.end for secret in secrets)], [*(secret.start for secret in secrets), len(text)]
     return "***".join(text[start:end] for start, end in zip(starts, ends, strict=True))

@@ -268,8 +268,7 @@ def _read_hub(data: str) -> Preferences:
 
     The splits and the policy card are of one commit; offline, of the commit that was fetched before.
     """
-    address = HUB_NAME.fullmatch(data)
-    if not address:
+    if not (address := HUB_NAME.fullmatch(data)):
         raise DataError(f"data {quoted(data)}: no such file or folder; give a run's folder, a file, or a Hub id")
     name, revision, configuration = address.group("name", "revision", "config")
     try:
@@ -634,8 +633,7 @@ class PairRules:
         """Return how many more pairs have their reverse in the data set."""
         same = self._names[_key(prompt, chosen, rejected)]
         same.append(name)
-        reverse = self._names.get(_key(prompt, rejected, chosen))
-        if not reverse:
+        if not (reverse := self._names.get(_key(prompt, rejected, chosen))):
             return 0
         two = (reverse[0], name)
         if len(self.named) < _NAMED_CONTRADICTIONS and two not in self.named:
@@ -659,8 +657,7 @@ class PairRules:
 
     def __str__(self) -> str:
         """Return the number of contradictory pairs with the first names; "" without such pairs."""
-        count = max(self.same_text, self.same_content)
-        if not count:
+        if not (count := max(self.same_text, self.same_content)):
             return ""
         named = ", ".join(f"{first} and {second}" for first, second in self.named)
         return (

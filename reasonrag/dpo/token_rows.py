@@ -211,8 +211,7 @@ class _Encoder:
 
     def _step(self, place: str, step: StepText) -> Segment:
         # Both sides of a pair, and often several pairs, have one prompt.
-        prompt_ids = self._prompt_ids.get(step.prompt)
-        if prompt_ids is None:
+        if (prompt_ids := self._prompt_ids.get(step.prompt)) is None:
             prompt_ids = self._prompt_ids[step.prompt] = self._prompt(place, step.prompt)
         # A template writes its special tokens into the text, and nothing
         # else may: a step was decoded without special tokens, so one
@@ -271,8 +270,7 @@ class _Encoder:
 
     def _plain_ids(self, sides: TextSides) -> list[Ids]:
         """Return the ids of the prompt, and of the prompt with either completion and its EOS token."""
-        eos_token = self.chat.tokenizer.eos_token
-        if eos_token is None:
+        if (eos_token := self.chat.tokenizer.eos_token) is None:
             raise ConfigError("the model's tokenizer has no EOS token to end a text with; give lists of messages")
         ended = [side.removesuffix(eos_token) + eos_token for side in (sides.chosen, sides.rejected)]
         return [self._ids(valid_unicode(sides.prompt + completion)) for completion in ("", *ended)]

@@ -73,8 +73,7 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
 
     with run:
         # Token rows on disk, and the last complete checkpoint if this run was interrupted.
-        rows = run.open(read)
-        if rows is None:  # the folder holds the finished run
+        if (rows := run.open(read)) is None:  # the folder holds the finished run
             return run
 
         # With adapters the reference is the model below them; otherwise

@@ -339,7 +339,6 @@ def asked_differently(policies: Mapping[str, Metrics]) -> Iterator[str]:
     # Names of models differ by intention; everything else is compared.
     baseline, usual = next(iter(policies.items()))
     for name, asked in policies.items():
-        changed = [key for key in asked if key != "policy" and asked[key] != usual[key]]
-        if changed:
+        if changed := [key for key in asked if key != "policy" and asked[key] != usual[key]]:
             changes = ", ".join(f"{key}={asked[key]} ({baseline}: {usual[key]})" for key in changed)
             yield f"{name} is prompted differently from {baseline}: {changes}"

@@ -100,8 +100,7 @@ def _tool_parser(config: Config) -> str:
         chat = ChatTemplate.load(model, revision=policy.revision, trust_remote_code=trust, template=template)
     except ConfigError:  # reported when the policy is opened
         return "hermes"
-    parser = parser_of(str(chat.tokenizer.chat_template))
-    if parser is None:
+    if (parser := parser_of(str(chat.tokenizer.chat_template))) is None:
         raise ConfigError(
             f"the chat template of {policy.spec} shows no function calls that are known here; add --chat-template "
             "chatml-tools or llama3-tools, or name a parser with --set format.tool_parser=...",

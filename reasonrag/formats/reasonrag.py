@@ -97,8 +97,7 @@ class ReasonRAGFormat(InstructedFormat):
         allowed = ("answer",) if final else _ALLOWED[self.stage(steps)]
         if len(allowed) == 1:
             completion = self.openings.get(allowed[0], "") + completion
-        last = last_tag(completion, _TAGS)
-        if last is None:
+        if (last := last_tag(completion, _TAGS)) is None:
             is_open = any(f"<{tag}>" in completion for tag in _TAGS)
             return Malformed("unclosed_tag" if is_open else "no_tag")
         tag, body = last

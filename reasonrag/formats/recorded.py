@@ -112,8 +112,7 @@ class RecordedFormat(ToolCallsFormat):
         self._thoughts_are_sent = False
         self.dialect = Dialect("", {})
         conversations, prompts, functions = self._read(calls)
-        found = _find(functions, named[0], _SEARCHES, "query")
-        if found is None:
+        if (found := _find(functions, named[0], _SEARCHES, "query")) is None:
             names = ", ".join(sorted({name for name, _, _ in functions})) or "the recording has none"
             raise DataError(f"no function of the agent searches: {names}; name one, --search-function NAME.ARGUMENT")
         self.function, self.argument = found

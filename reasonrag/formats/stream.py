@@ -115,8 +115,7 @@ class StreamFormat(InstructedFormat):
         # The last tag decides: whatever the policy wrote before it is its thought.
         for tag in (self.search, *self.notes, "answer"):
             if completion.rstrip().endswith(f"</{tag}>"):
-                opened = completion.rfind(f"<{tag}>")
-                if opened < 0:
+                if (opened := completion.rfind(f"<{tag}>")) < 0:
                     return Malformed(f"unopened_{tag}", ends=True)
                 body = completion[opened + len(tag) + 2 : completion.rfind(f"</{tag}>")]
                 return Note(body.strip()) if tag in self.notes else self._action(tag, body)

@@ -146,8 +146,7 @@ class ChatTemplate:
         Raises:
             ConfigError: the template writes none and the tokenizer has no EOS token.
         """
-        token = self._special(self._behind_a_turn())
-        if token is None:
+        if (token := self._special(self._behind_a_turn())) is None:
             token = self.tokenizer.eos_token_id
         if token is None:
             raise ConfigError("the model's tokenizer has no EOS token, and its chat template writes no end of a turn")

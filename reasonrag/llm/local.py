@@ -159,8 +159,7 @@ class TransformersLLM:
             prompt_ids = self.chat.token_ids(prompt)
         except Exception as error:  # templates may raise anything
             raise self._failure("refused", error) from error
-        room = self._context - len(prompt_ids)
-        if room < 1:
+        if (room := self._context - len(prompt_ids)) < 1:
             problem = f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self._context}"
             raise LLMError(f"{self.name}: {problem}", cause="context_overflow")
         max_tokens = min(sampling.max_tokens, room)
@@ -228,8 +227,7 @@ class TransformersLLM:
         """
         numbers: dict[tuple[int, ...], int] = {}
         of_rows = [numbers.setdefault(row.prompt_ids, len(numbers)) for row in rows]
-        shared = _shared_tokens(numbers)
-        if shared and not _attends_to_all(self.model):
+        if (shared := _shared_tokens(numbers)) and not _attends_to_all(self.model):
             shared = 0
         ends, mask = padded([ids[shared:] for ids in numbers], side="left")
         rows_of, cache = torch.tensor(of_rows), None

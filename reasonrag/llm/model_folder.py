@@ -84,8 +84,7 @@ def model_checksum(folder: Path) -> str:
     """
     # A set, as an adapter may lie in the folder of its base model.
     files = set(model_files(folder))
-    base = adapter_base(folder)
-    if base and Path(base).is_dir():
+    if (base := adapter_base(folder)) and Path(base).is_dir():
         files.update(model_files(Path(base)))
     digest = hashlib.sha256()
     for path in sorted(files):

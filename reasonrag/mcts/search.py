@@ -263,8 +263,7 @@ class TreeSearch:
                 # first, or the last ones would end long after others.
                 caller.set(Caller(f"{question.dataset}/{question.id}", completed))
                 task = None
-                expands = self._has_room(selected)
-                if expands:
+                if expands := self._has_room(selected):
                     place = len(selected.children) + selected.expected
                     # The least id that the child can get. No other
                     # child in flight below `selected` has the same

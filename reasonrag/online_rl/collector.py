@@ -430,8 +430,7 @@ def over_under(parts: Sequence[Metrics]) -> dict[str, float]:
     rates = {}
     kinds = (("over", "osr", ("searches_known",)), ("under", "usr", ("own_steps_known",)))
     for counted, name, totals in (*kinds, ("silent", "silent", ("known_steps", "silent"))):
-        known = sum(part.get(total) or 0.0 for part in parts for total in totals)
-        if known:
+        if known := sum(part.get(total) or 0.0 for part in parts for total in totals):
             rates[f"rollout/{name}"] = sum(part.get(counted) or 0.0 for part in parts) / known
     return rates
 

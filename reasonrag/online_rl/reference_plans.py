@@ -116,8 +116,7 @@ async def _plan(
         raise failures[0]
     correct = [attempt for attempt in trajectories if exact_match(attempt.answer, question.golden_answers)]
     # A trajectory from memory has no step that could be asked of a policy.
-    searching = [trajectory for trajectory in correct if queries(trajectory)]
-    if searching:
+    if searching := [trajectory for trajectory in correct if queries(trajectory)]:
         candidates = [ReferencePlan(engine.format.read(attempt).plan, queries(attempt)) for attempt in searching]
         plan = await vote_plan(judge, question, candidates)
     elif settings.show_answer:

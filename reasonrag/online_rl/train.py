@@ -45,8 +45,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         remark = "" if task.held_out else ": no best policy is kept (validation.data names questions)"
         run.log(f"{len(task.questions)} questions, {len(task.held_out)} held out for validation{remark}")
         # Rows are numbers for TRL's sampler: the collector chooses the questions by the step.
-        numbered_rows = run.open(lambda: task.data)
-        if numbered_rows is None:  # the folder holds the finished run
+        if (numbered_rows := run.open(lambda: task.data)) is None:  # the folder holds the finished run
             return run
 
         # The policy samples with the weights that are trained:

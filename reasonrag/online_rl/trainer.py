@@ -169,8 +169,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         message = one_line(f"{type(failure).__name__}: {failure}")[:500] if failure else None
         is_lost = self.rollouts.weights is not None and self._engine_returns() != self.returns
         reports = gather_object([(message, is_lost)])
-        failures = [text for text, _ in reports if text is not None]
-        if failures:
+        if failures := [text for text, _ in reports if text is not None]:
             # A checkpoint, unless the step has one or a batch of rollouts is only partly used.
             exists = gather_object([(Path(self.args.output_dir) / f"checkpoint-{step}").exists()])[0]
             if step and step % self.batch_steps == 0 and not exists:
@@ -499,8 +498,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
             log.warning("the server's log-probabilities drift from the trainer's; see docs/online.md", nats=found[-1])
 
     def _validate(self, args: Any, step: int) -> None:
-        validation = self.trainer.validation
-        if validation is None:
+        if (validation := self.trainer.validation) is None:
             return
         number = step // self.trainer.batch_steps
         share = partial(validation.run, number, process=args.process_index, processes=args.world_size)

@@ -136,8 +136,7 @@ def open_parts(
             content["judge_prompt"] = fingerprint(prompts.text("judge/process"))
         if config.outcome.name == "judge":
             content["outcome_prompts"] = fingerprint(prompts.text("judge/answer"), prompts.text("judge/grade"))
-    scorer = open_step_scorer(config, format)
-    if scorer is not None:
+    if (scorer := open_step_scorer(config, format)) is not None:
         content["prm"] = scorer.name
     completer = None
     if config.completer.spec is not None:
@@ -160,8 +159,7 @@ def contents(questions: list[Question], retriever: Retriever, format: Format, po
 
 def open_step_scorer(config: Config, format: Format) -> StepScorer | None:
     """Open the process reward model of `choice.prm`, if there is one; warn if it learned another format."""
-    spec = config.choice.prm
-    if spec is None:
+    if (spec := config.choice.prm) is None:
         return None
     from reasonrag.prm.scorer import open_scorer  # imports torch
 
@@ -320,8 +318,7 @@ async def _ask_server(config: Config, role: Role) -> Tree:
     model = config.model_of(role)
     check_llm(model, role)
     async with aclosing(open_server(model.address, model)) as llm:
-        served = await _once_up(llm, config.run.wait_s)
-        if served is None:  # it lists no models
+        if (served := await _once_up(llm, config.run.wait_s)) is None:  # it lists no models
             return {}
         learnt: Tree = {"model": served.name} | ({"vllm": True} if served.is_vllm else {})
         if role == "policy" and not model.card and carried_settings(ModelAddress("hf", served.root)):

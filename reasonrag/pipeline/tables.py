@@ -126,8 +126,7 @@ def export_trees(run: RunFolder, questions: Iterable[Question], *, graded: bool 
     writer = ShardWriter(run.path / "trees", "nodes", schema, shard_rows=_TREE_SHARD_ROWS, keep_empty=True)
     # A tree was packed once it was finished; its rows go from the journal into the table as they are.
     for question in questions:
-        blob = run.journal.tree(question.dataset, question.id)
-        if blob is not None:
+        if (blob := run.journal.tree(question.dataset, question.id)) is not None:
             writer.add_batch(unpack(blob))
     writer.close()
     return count_trees(run.path)

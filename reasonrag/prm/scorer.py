@@ -48,8 +48,7 @@ class ProcessRewardModel:
 
     def __init__(self, folder: Path) -> None:
         """Load the model, which takes seconds to minutes; raise ConfigError if the folder holds none."""
-        described = read_json(folder / PRM_FILE)
-        if described is None:
+        if (described := read_json(folder / PRM_FILE)) is None:
             raise ConfigError(
                 f"{folder} has no {PRM_FILE}, so it is no process reward model; train one with `reasonrag prm train`"
             )

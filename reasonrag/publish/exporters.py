@@ -157,8 +157,7 @@ def export_trl(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[st
     Hub name of a model with the policy's chat template; None: the policy of the run.
     """
     config, _ = read_run(run)
-    model = tokenizer or acting_policy(config.policy)[0]
-    if model is None:
+    if (model := tokenizer or acting_policy(config.policy)[0]) is None:
         raise ConfigError(
             f"{run} does not name a model with a chat template for its prompts; add --tokenizer with a folder or a "
             "Hub id"

@@ -217,8 +217,7 @@ def _tag(upload: Upload, api: HfApi, tags: set[str], commit: str, log: Log) -> s
         # Not from `list_repo_refs`: an annotated tag may be listed with its own id.
         return bool(api.repo_info(upload.repo_id, repo_type=upload.repo_type, revision=tag).sha == commit)
 
-    tag = upload.tag
-    if tag is None:
+    if (tag := upload.tag) is None:
         matches = [match for match in map(_VERSION.fullmatch, tags) if match]
         major, minor, patch = max((tuple(map(int, match.groups())) for match in matches), default=(1, -1, 0))
         highest = f"v{major}.{minor}.{patch}"

@@ -97,8 +97,7 @@ class Staged:
 
     def check(self, allow: frozenset[str]) -> None:
         """Raise DataError if the search found more than `allow` permits."""
-        kinds = Counter(finding.kind for finding in self.findings if finding.kind not in allow)
-        if not kinds:
+        if not (kinds := Counter(finding.kind for finding in self.findings if finding.kind not in allow)):
             return
         counted = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items()))
         flags = " ".join(f"--allow {kind}" for kind in ALLOWED if kind in kinds)
@@ -222,8 +221,7 @@ def _write_summary(summary: Mapping[str, Any], target: Path) -> None:
 def _stage_run(run: Path, folder: Path) -> _Content:
     """Copy the published files of a finished run into a folder, and verify the copy."""
     config, summary = read_run(run)
-    level = mapping(summary, "pairs").get("level")
-    if level not in PAIR_TABLES:
+    if (level := mapping(summary, "pairs").get("level")) not in PAIR_TABLES:
         raise RunError(
             f"{run}: run.json does not name the level of its pairs; write them again with `reasonrag pairs {run}`"
         )
@@ -317,8 +315,7 @@ def _policy_card(config: Config, fingerprint: Any) -> PolicyCard | None:
 
 def _stage_policy(path: Path, folder: Path, report: Path | None) -> _Content:
     """Copy the published files of a finished training run into a folder, and verify the copy."""
-    training = finished(path)
-    if training is None:
+    if (training := finished(path)) is None:
         raise RunError(
             f"{path} holds no finished training run ({SUMMARY} cannot be read); the same command finishes it"
         )

@@ -238,8 +238,7 @@ def _settings_problem(file: Path) -> str:
         return "is pickled, and unpickling can run code; save the weights as safetensors"
     if file.suffix == ".py":
         return "is code that comes with the model; no command runs it without --trust-remote-code"
-    settings = read_json(file)
-    if settings is None:
+    if (settings := read_json(file)) is None:
         return "is not JSON that can be read"
     if file.name == "tokenizer.json":
         from tokenizers import Tokenizer

@@ -178,8 +178,7 @@ def chart(drawn: Panel | BarChart) -> Chart:
     if isinstance(drawn, BarChart):
         courses = [f"{bar.group}, {bar.label}: {bar.mean:.3f} [{bar.low:.3f}, {bar.high:.3f}]" for bar in drawn.bars]
     for line in drawn.lines if isinstance(drawn, Panel) else ():
-        points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(x) and isfinite(y)]
-        if points:
+        if points := [(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(x) and isfinite(y)]:
             (start, first), (end, last) = points[0], points[-1]
             courses.append(f"{line.label}: {first:.4g} at {start:g}, {last:.4g} at {end:g}")
     # An image in a `data:` URL can neither run scripts nor load anything.

@@ -208,8 +208,7 @@ class BatchedRetriever:
         if (ranking := self._store.get(query, top_k)) is not None:
             return ranking
         # A batch for each number of passages: a call of `inner` has one.
-        batch = self._open.get(top_k)
-        if batch is None:
+        if (batch := self._open.get(top_k)) is None:
             batch = self._open[top_k] = _Batch()
             task = asyncio.create_task(self._look_up(batch, top_k))
             self._tasks.add(task)

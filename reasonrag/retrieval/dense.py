@@ -99,8 +99,7 @@ def build_embeddings(
     made_of = {"passages": index.verify("passages").fingerprint, "encoder": identity_checksum(encoder.identity)}
     settings = {"encoder": dict(encoder.identity), "shard_rows": shard_rows}
     plan = Plan("embeddings", made_of, settings, {"sentence-transformers": version("sentence-transformers")})
-    manifest = index.sound(plan)
-    if manifest is None:
+    if (manifest := index.sound(plan)) is None:
         draft = Draft(index, plan)
         with closing(PassageStore(index)) as store:
             starts = range(0, len(store), shard_rows)

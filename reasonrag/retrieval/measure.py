@@ -46,8 +46,7 @@ def with_gold_ids(questions: Sequence[Question]) -> list[Question]:
     Raises:
         DataError: no question does.
     """
-    needed = [question for question in questions if _gold_ids(question)]
-    if not needed:
+    if not (needed := [question for question in questions if _gold_ids(question)]):
         raise DataError("no question has metadata.gold_ids, the ids of the passages that it needs; recall needs them")
     return needed
 

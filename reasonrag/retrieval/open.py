@@ -32,8 +32,7 @@ def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> R
     """
     index = IndexFolder(named_path(str(config.index)))
     index.need("passages")
-    available = kinds(index)
-    if not available:
+    if not (available := kinds(index)):
         raise ConfigError(f"{index.path} has passages and no search index; run index build with a --kind")
     kind = config.kind or available[0]
     if kind not in available:

@@ -100,8 +100,7 @@ class RemoteRetriever:
             RetrievalError: no answer in time, the request was refused,
                 or the reply cannot be matched to the queries.
         """
-        sent_queries = [valid_unicode(query) for query in queries if query.strip()]
-        if not sent_queries:
+        if not (sent_queries := [valid_unicode(query) for query in queries if query.strip()]):
             return [() for _ in queries]
         rankings = iter(await self._addresses.ask(partial(self._request, sent_queries, top_k)))
         return [next(rankings)[:top_k] if query.strip() else () for query in queries]
@@ -167,8 +166,7 @@ def _passage(item: Mapping[str, Any]) -> Passage | None:
         ValueError: it has no column for a text.
     """
     document = item.get("document", item)
-    contents = passage_contents(document)
-    if contents is None:
+    if (contents := passage_contents(document)) is None:
         if not {"contents", "text"} & document.keys():
             raise ValueError
         return None

@@ -59,8 +59,7 @@ def cosine_similarity(vector: Sequence[float], other: Sequence[float]) -> float:
     >>> cosine_similarity([3.0, 4.0], [4.0, 3.0]), cosine_similarity([1.0, 0.0], [0.0, 0.0])
     (0.96, 0.0)
     """
-    length = math.hypot(*vector) * math.hypot(*other)
-    if not length:
+    if not (length := math.hypot(*vector) * math.hypot(*other)):
         return 0.0
     # fsum: the sum does not depend on the order of the words in a vector.
     cosine = math.fsum(x * y for x, y in zip(vector, other, strict=True)) / length

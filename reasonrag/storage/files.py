@@ -112,8 +112,7 @@ def require_json(path: Path, advice: str = "the command that wrote it can write 
         RunError: the file is missing, damaged, or holds anything
             but an object. The message ends with `advice`.
     """
-    document = read_json(path)
-    if document is None:
+    if (document := read_json(path)) is None:
         raise RunError(f"{path} cannot be read: it is missing or damaged; {advice}")
     return document
 
@@ -228,8 +227,7 @@ def damage(folder: Path, files: Mapping[str, Sequence[Any]], *, fully: bool = Tr
     """
     for name, (size, digest) in files.items():
         try:
-            actual_size = (folder / name).stat().st_size
-            if actual_size != size:
+            if (actual_size := (folder / name).stat().st_size) != size:
                 return f"{name} has {actual_size} bytes, not {size}"
             if fully and digest and size_and_digest(folder / name)[1] != digest:
                 return f"{name} is damaged: its checksum differs"

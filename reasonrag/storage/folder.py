@@ -349,8 +349,7 @@ class RunFolder(Folder):
 
     def check_shards(self, shards: int) -> None:
         """Raise RunError if the folder is used by a run in another number of shards."""
-        before = self.facts().get("shards", shards)
-        if before != shards:
+        if (before := self.facts().get("shards", shards)) != shards:
             held, wanted = ("in one piece" if count == 1 else f"in {count} shards" for count in (before, shards))
             problem = f"{self.path} holds a run that is built {held}, not {wanted}"
             raise RunError(f"{problem}; go on with that, or choose a new folder for --out")
@@ -389,8 +388,7 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
         RunError: the folder holds no finished run, or a link out of it, or its configuration is not as it was written.
     """
     refuse_links(path)
-    summary = read_json(path / "run.json")
-    if summary is None:
+    if (summary := read_json(path / "run.json")) is None:
         raise RunError(f"{path} is no finished run of build-tree, with a readable run.json: {what_holds(path)}")
     saved = read_config(path, "the same build-tree command")
     folder = RunFolder(path, load_config(overrides=saved), summary.get("content") or {})

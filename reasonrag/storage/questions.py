@@ -345,8 +345,7 @@ def _paragraphs(given: Any) -> Iterator[tuple[str, str]]:
         title, body = (item["title"], _body(item)) if isinstance(item, Mapping) else item
         sentences = [body] if isinstance(body, str) else body
         # Only some data sets start each sentence with a blank.
-        text = " ".join(one_line(sentence) for sentence in sentences if sentence.strip())
-        if text:
+        if text := " ".join(one_line(sentence) for sentence in sentences if sentence.strip()):
             yield one_line(title), text
 
 

@@ -191,8 +191,7 @@ def last_checkpoint(out: Path, log: Log | None = None) -> Path | None:
     too, and it receives a line about each checkpoint that is damaged.
     """
     for checkpoint in reversed(_checkpoints(out)):
-        problem = checkpoint_problem(checkpoint, fully=log is not None)
-        if not problem:
+        if not (problem := checkpoint_problem(checkpoint, fully=log is not None)):
             return checkpoint
         if log is not None:
             log(f"{checkpoint.name} is left out: {problem}")
@@ -682,8 +681,7 @@ def _lines(history: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> tup
     """Return a line by step for each key of the log that has any value; `keys` are by label."""
     lines = []
     for label, key in keys.items():
-        entries = [entry for entry in history if entry.get(key) is not None and "step" in entry]
-        if entries:
+        if entries := [entry for entry in history if entry.get(key) is not None and "step" in entry]:
             steps = [float(entry["step"]) for entry in entries]
             lines.append(Line(label, steps, [float(entry[key]) for entry in entries]))
     return tuple(lines)

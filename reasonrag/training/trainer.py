@@ -152,8 +152,7 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
     def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
         # transformers compares one number. The log is part of a checkpoint,
         # so a run that resumes chooses as one that was never stopped.
-        is_best = bool(self.best_evaluation()["step"] == self.state.global_step)
-        if is_best:
+        if is_best := bool(self.best_evaluation()["step"] == self.state.global_step):
             self.state.best_global_step = self.state.global_step
             self.control.should_save = True
         return is_best

@@ -147,6 +147,7 @@ LINES = '{"id": "1"}\n{"id": "2"}\n'
         (LINES.encode("utf-16-be"), "UTF-16 or UTF-32; save it in UTF-8"),
         (gzip.compress(LINES.encode()), "compressed; unpack it, or name gzip .jsonl.gz"),
     ],
+    ids=["UTF-16", "UTF-16 BE", "gzip"],
 )
 def test_a_file_in_another_encoding_is_never_read_in_part(data, said, tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(data)
