@@ -127,6 +127,8 @@ class Recorder:
     async def forward(self, request: web.Request) -> web.StreamResponse:
         if "Origin" in request.headers:  # an agent has none, and a page of any site could reach this address
             raise web.HTTPForbidden(text="no web page may ask for a call")
+        if re.sub(r":\d+$", "", request.host.lower()) not in ("127.0.0.1", "localhost", "[::1]"):
+            raise web.HTTPBadRequest(text="the Host header is not a name of this machine")
         body = await request.read()
         named = _NAMED.fullmatch(request.raw_path)
         name, path = (unquote(named[1]), named[2]) if named else (None, request.raw_path)

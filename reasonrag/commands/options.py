@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -20,7 +21,19 @@ from reasonrag.core.types import WHOLE, Shard
 F = TypeVar("F", bound=Callable[..., Any])
 TABLE = Path(__file__).with_name("options.json")
 TYPES = {"text": click.STRING, "integer": click.INT, "number": click.FLOAT, "boolean": click.BOOL}
-PATH = click.Path(path_type=Path)
+
+
+class _Path(click.Path):
+    """A path, with the `~` written out that a shell leaves in `--out=~/x`; that of an unknown user stays.
+
+    Some libraries would write it out, and some not.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return Path(os.path.expanduser(os.fsdecode(super().convert(value, param, ctx))))  # noqa: PTH111 -- see above
+
+
+PATH = _Path()
 
 
 @cache

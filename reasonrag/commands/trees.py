@@ -129,7 +129,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     """
     from reasonrag.pipeline.tables import export_pairs, link_trees
     from reasonrag.storage.files import write_json
-    from reasonrag.storage.folder import RunFolder, read_run
+    from reasonrag.storage.folder import RunFolder, read_run, write_config
 
     # What the run compared is not kept: a flag that is not given
     # has its default, or the pairs would depend on history.
@@ -137,11 +137,12 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     config, summary = read_run(run, compared | given_settings(given))
     if out is not None and out.resolve().is_relative_to(run.resolve()):
         raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or omit --out")
-    with RunFolder(out or run, config, summary["content"]).open() as folder:
+    with RunFolder(out or run, config, summary["content"]).open(configures=False) as folder:
         if out is not None:
             link_trees(out, [run])
         summary["pairs"] = export_pairs(folder.path, config, policy=summary["policy"], config_hash=folder.config_hash)
         write_json(folder.path / "run.json", summary)
+        write_config(folder.path, config)  # after the tables, of which a kill leaves those before
     _print_summary(summary, folder.path / "pairs")
 
 

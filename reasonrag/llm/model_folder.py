@@ -13,7 +13,7 @@ from typing import Any
 from reasonrag.core.config import POLICY_CARD
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import named_path
-from reasonrag.core.text import parse_json
+from reasonrag.core.text import excerpt, parse_json
 
 # Files that a loader reads. Reports, curves and checkpoints
 # of a training run change no reply, and may come later.
@@ -86,6 +86,9 @@ def model_checksum(folder: Path) -> str:
     files = set(model_files(folder))
     if (base := adapter_base(folder)) and Path(base).is_dir():
         files.update(model_files(Path(base)))
+    for path in {path.parent for path in files}:
+        if problem := shards_problem(path):
+            raise ConfigError(f"{path}: {problem}")
     digest = hashlib.sha256()
     for path in sorted(files):
         size = path.stat().st_size
@@ -103,6 +106,19 @@ def model_files(folder: Path) -> list[Path]:
     """Return the files of a model that a loader reads: weights, settings, tokenizer, chat template, code, card."""
     files = (path for pattern in _READ for path in folder.glob(pattern))
     return sorted(path for path in files if path.name not in _NOT_READ and path.is_file())
+
+
+def shards_problem(folder: Path) -> str:
+    """Return which shard that an index of weights names is not beside it in safetensors, or ""."""
+    for file in sorted(folder.glob("*.safetensors.index.json")):
+        try:
+            names = set(parse_json(file.read_bytes())["weight_map"].values())
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return f"{file.name} cannot be read"
+        for name in sorted(map(str, names)):
+            if PurePath(name).name != name or not (name.endswith(".safetensors") and (folder / name).is_file()):
+                return f"{file.name} names {excerpt(name, 80)}, and no file of safetensors there is called that"
+    return ""
 
 
 def adapter_base(folder: Path) -> str | None:

@@ -44,6 +44,7 @@ from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.tables import Described, message, pair_schema, tree_schema
 from reasonrag.training.model import acting_policy, model_path, tokenizer_path
 
+_AGAIN = "write them again with `reasonrag pairs"
 _INFO = "dataset_info.json"
 # LLaMA-Factory's names; the defaults are written out.
 _TAGS = {
@@ -144,6 +145,8 @@ def export_pairs(run: Path, out: Path, *, tool: str = "jsonl", convert: Callable
                     except Unusable as reason:
                         problems.add(str(reason), number)
                 problems.check(f"{tool} cannot read these; export with --to trl or --to jsonl instead.")
+                if number != (expected := summary["pairs"][split]):
+                    raise DataError(f"{run}: {number} {split} pairs found and {expected} in run.json; {_AGAIN} {run}`")
             counts[split] = number
         if tool == "llamafactory":
             write_json(out / _INFO, {f"reasonrag_{split}": description(f"{split}.jsonl") for split in splits})

@@ -16,7 +16,7 @@ from reasonrag.core.errors import DataError, InputError, RunError
 from reasonrag.core.text import one_line
 from reasonrag.dpo.pairs import Question, repeated_questions
 from reasonrag.dpo.preferences import PairRules, check_shards, pairs_in, split_of
-from reasonrag.llm.model_folder import check_tensors, model_files
+from reasonrag.llm.model_folder import check_tensors, model_files, shards_problem
 from reasonrag.retrieval.index import IndexFolder
 from reasonrag.spre.estimate import SHAPE, check_tree
 from reasonrag.storage import tables
@@ -225,6 +225,8 @@ def _check_model(folder: Path, where: str, verified: Verified) -> None:
     """Check a folder of a model: every weight is a number, no file is code, and the tokenizer can be read."""
     files = [folder] if folder.is_file() else [*model_files(folder), *folder.glob("adapter_model.bin")]
     is_model = any(file.suffix in (".safetensors", ".bin") for file in files)
+    if problem := shards_problem(folder):
+        verified.note(f"index of weights{where}", 1, problem)
     for file in files if is_model else ():
         if file.suffix == ".safetensors":
             verified.check(f"tensors{where}", check_tensors, file)

@@ -285,8 +285,10 @@ class RunFolder(Folder):
         self._run = path
 
     @contextlib.contextmanager
-    def open(self, *, waiting: Callable[[], object] | None = None) -> Iterator[RunFolder]:
+    def open(self, *, waiting: Callable[[], object] | None = None, configures: bool = True) -> Iterator[RunFolder]:
         """Create the folder and lock it, or reopen it to resume the same run; `waiting` is as for `locked`.
+
+        `configures`: write `config.yaml`.
 
         Raises:
             RunError: another process uses the folder, or it holds other files or another run.
@@ -308,7 +310,8 @@ class RunFolder(Folder):
                 # With a commit of the Hub that was not known when the run began.
                 self.note(identity=self.identity)
             with contextlib.closing(Journal(file)) as self.journal:
-                write_config(self.path, self.config)
+                if configures:
+                    write_config(self.path, self.config)
                 yield self
 
     @staticmethod

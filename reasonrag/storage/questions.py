@@ -65,7 +65,7 @@ def load_questions(dataset: str, *, split: str | None = None) -> list[Question]:
     Raises:
         DataError: the name is unknown, the Hub cannot be reached, or rows cannot be used (all are named).
     """
-    path = Path(dataset)
+    path = named_path(dataset)
     problems = RowProblems(dataset)
     if path.is_file() or dataset.lower().endswith(SUFFIXES):
         if split is not None:
@@ -114,7 +114,7 @@ def named_sets(dataset: str) -> list[tuple[str, str | None]]:
     >>> named_sets("popqa,hotpotqa:dev")
     [('popqa', None), ('hotpotqa', 'dev')]
     """
-    if Path(dataset).is_file():
+    if named_path(dataset).is_file():
         return [(dataset, None)]
     sets: list[tuple[str, str | None]] = []
     for part in (part.strip() for part in dataset.split(",")):

@@ -175,6 +175,7 @@ def test_a_call_is_kept_if_the_agent_has_gone_and_not_if_the_model_broke_off(tmp
                     body = {"messages": [{"role": "user", "content": "break off"}]}
                     await (await client.post(CHAT, json=body)).read()
                 assert (await client.post(CHAT, json={}, headers={"Origin": "http://evil.example"})).status == 403
+                assert (await client.get("/v1/models", headers={"Host": "evil.example:80"})).status == 400
             await runner.cleanup()
 
     with structlog.testing.capture_logs() as logs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import yaml
@@ -50,3 +51,11 @@ def test_a_picture_and_plans_are_written_over_their_own_kind_alone(finished_run:
         done = product.run(*words, "--out", own)
         assert done.returncode == 2 and str(own) in done.stderr.splitlines()[-1]
     assert own.read_text() == '{"question": "Who?"}\n'
+
+
+def test_a_tilde_that_the_shell_left_is_the_home_of_the_user(finished_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    done = product.run("pairs", "~/run", "--min-margin", "0.2", "--out=~/narrow", HOME=str(tmp_path))
+    assert done.returncode == 0 and (tmp_path / "narrow" / "pairs").is_dir() and not Path("~").exists()
+    asked = ("--dataset=~/none.jsonl", "--policy", "extractive")
+    assert f"{tmp_path}/none.jsonl: file not found" in product.run("build-tree", *asked, HOME=str(tmp_path)).stderr

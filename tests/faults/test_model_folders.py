@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.model_folder import adapter_base
+from reasonrag.llm.model_folder import adapter_base, model_identity
 from reasonrag.pipeline.parts import open_llm
+from reasonrag.publish.verify import verify
 from tests.faults.matrix import Figure, Rounds
 from tests.llm.tiny import save_tiny_model
 
@@ -89,6 +91,19 @@ def test_an_adapters_pattern_that_may_never_end_is_refused(
     ):
         adapter_base(tmp_path)
     figure("refused by its configuration, before the model is loaded")
+
+
+@pytest.mark.fault("A11", "an index of weights that names a pickle, another folder's file, or a lost one", "refused")
+@pytest.mark.parametrize("name", ["evil.bin", "../outside.safetensors", "model-2.safetensors"])
+def test_an_index_of_weights_names_files_beside_it(name: str, tiny_model: Path, tmp_path: Path, figure: Figure) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": name}}
+    folder = Path(damaged(tiny_model, tmp_path / "model", "model.safetensors.index.json", json.dumps(index)))
+    for outside in ("evil.bin", "../outside.safetensors"):
+        (folder / outside).write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(ConfigError, match=rf"names {re.escape(name)}, and no file of safetensors there"):
+        model_identity(str(folder))
+    (problem,) = (line for line in verify(folder).problems if "names" in line)
+    figure(problem)
 
 
 @pytest.mark.fault(

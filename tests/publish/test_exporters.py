@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from reasonrag.publish.exporters import (
     sharegpt,
     verl_schema,
 )
-from reasonrag.storage.parquet import read_parquet, read_shards
+from reasonrag.storage.parquet import read_parquet, read_shards, write_parquet
 from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.tables import pair_schema
 from tests.llm.tiny import save_tiny_model
@@ -223,6 +224,14 @@ def test_a_run_without_pairs_that_messages_can_hold_is_refused(overrides, reason
         with pytest.raises(DataError, match=reason):
             export(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_pairs_that_a_kill_left_in_part_are_not_exported(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    write_parquet(tmp_path / "run/pairs/train-00000-of-00001.parquet", pairs(finished, "train")[1:], pair_schema())
+    with pytest.raises(DataError, match=r"train pairs found and \d+ in run.json; write them again"):
+        export_pairs(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out" / "train.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", ["trl", "verl"])
