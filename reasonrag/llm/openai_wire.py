@@ -211,7 +211,8 @@ class Wire:
         if calls := _written_calls(message.get("tool_calls")):
             thought = f"<think>\n{thought}\n</think>\n\n" if thought else ""
             text = f"{thought}{text.rstrip()}\n{calls}".lstrip("\n")
-        return text or thought
+        # A thought that was cut off holds drafts, and no step.
+        return text or ("" if _FINISH.get(str(choice.get("finish_reason"))) is FinishReason.LENGTH else thought)
 
 
 def _string(value: object) -> str:

@@ -185,6 +185,8 @@ def test_text_filed_under_reasoning_counts_only_if_there_is_no_content(field):
     message = {"content": None, field: "<answer>a"}
     assert answered(edit=with_choice(message=message)).text == "<answer>a</answer>"
     assert answered(edit=with_choice(message=message | {"content": "ok"})).text == "ok"
+    cut = answered(edit=with_choice(message=message, finish_reason="length"))
+    assert (cut.text, cut.finish_reason) == ("", "length"), "a draft is no step"
 
 
 @pytest.mark.parametrize(
