@@ -462,7 +462,8 @@ async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> di
     """Check that all servers answer, within `wait_s`, before any call is paid for.
 
     Returns:
-        by role, where the weights of a server's model lie, and what they are (`served_identity`), as far as it says so.
+        by role, where the weights of a server's model lie, and what they are (`served_identity`), as far as it says so;
+        of a retrieval server, a checksum of what it finds.
 
     A run that had `begun` has found them before: one that does
     not answer now is waited for, as if it had gone away later.
@@ -474,16 +475,18 @@ async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> di
 
     async def check_one(role: str, part: Any) -> None:
         try:
-            root = getattr(await _once_up(part, 0.0 if begun else wait_s), "root", "")
+            answer = await _once_up(part, 0.0 if begun else wait_s)
         except BackendError as error:
             if not (begun and error.cause == "unreachable"):
                 raise
             log.warning(f"the run goes on, as it had begun: {error}")
         else:
-            if root:
+            if isinstance(answer, str):
+                served[role] = {"model": answer}
+            elif root := getattr(answer, "root", ""):
                 served[role] = {"root": root, "model": served_identity(root)}
 
-    opened = {"policy": parts.policy, "judge": parts.judge, "completer": parts.completer, "": parts.retriever}
+    opened = {"policy": parts.policy, "judge": parts.judge, "completer": parts.completer, "retriever": parts.retriever}
     await asyncio.gather(*(check_one(role, part) for role, part in opened.items() if hasattr(part, "check")))
     # A run that goes on has found this out.
     opens_turns = isinstance(parts.format, StreamFormat) or getattr(parts.format, "openings", None)

@@ -35,6 +35,7 @@ _CAUSED_BY_A_QUERY = frozenset({"http_400", "http_403", "http_413", "http_422", 
 # One bad query among 256 fails 9 calls before one succeeds.
 # This many without a success are the server's fault.
 _MOST_FAILURES_IN_A_ROW = 24
+PROBE = "Who wrote the first encyclopedia?"  # asked of a server, to see that it answers, and what it finds
 _MOST_IN_VAIN = 20  # searches that find nothing, before this is said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import aiohttp
+import structlog
 from yarl import URL
 
 from reasonrag.core.calls import (
@@ -26,10 +28,13 @@ from reasonrag.core.calls import (
 from reasonrag.core.errors import RetrievalError
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage, as_finite
-from reasonrag.retrieval.base import Ranking
+from reasonrag.retrieval.base import PROBE, Ranking
 from reasonrag.retrieval.passages import passage_contents
+from reasonrag.storage.files import short_hash
 from reasonrag.storage.parquet import text_id
 from reasonrag.storage.questions import passage_id
+
+log = structlog.get_logger()
 
 _CONCURRENCY = 64  # requests in flight at each server
 _CHECK_TIMEOUT_S = 10.0
@@ -105,17 +110,27 @@ class RemoteRetriever:
         rankings = iter(await self._addresses.ask(partial(self._request, sent_queries, top_k)))
         return [next(rankings)[:top_k] if query.strip() else () for query in queries]
 
-    async def check(self) -> None:
-        """Raise RetrievalError if no server answers a query."""
-        reasons = []
-        for address in self._addresses.all:
-            try:
-                await self._request(["check"], 1, None, address.url, _CHECK_TIMEOUT_S)
-                return
-            except Unavailable as failure:
-                reasons.append(str(failure))
-        problem = f"no answer from {self.name}: {'; '.join(reasons)}; start it, or correct its address"
-        raise RetrievalError(problem, cause="unreachable")
+    async def check(self) -> str:
+        """Ask every server the same question; return a checksum of what the first that answers finds.
+
+        Raises:
+            RetrievalError: no server answers.
+        """
+        asked = (self._request([PROBE], 3, None, address.url, _CHECK_TIMEOUT_S) for address in self._addresses.all)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, Unavailable):
+                raise answer
+        found = [
+            short_hash([passage.contents for passage in answer[0]]) for answer in answers if isinstance(answer, list)
+        ]
+        if not found:
+            reasons = "; ".join(map(str, answers))
+            problem = f"no answer from {self.name}: {reasons}; start it, or correct its address"
+            raise RetrievalError(problem, cause="unreachable")
+        if len(set(found)) > 1:
+            log.warning("the retrieval servers find different passages for one query: is their corpus the same?")
+        return found[0]
 
     async def aclose(self) -> None:
         session, self._session = self._session, None

@@ -14,7 +14,7 @@ from reasonrag.core.errors import BackendError, RetrievalError
 from reasonrag.core.serving import App, ListenSettings, Receive, Refusal, Response, Scope, describe_problems, run_app
 from reasonrag.core.settings import setting
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.base import BatchedRetriever, MemoryStore, Retriever
+from reasonrag.retrieval.base import PROBE, BatchedRetriever, MemoryStore, Retriever
 
 log = structlog.get_logger()
 
@@ -22,7 +22,6 @@ log = structlog.get_logger()
 # query of a model must not fail the batch of a training step.
 MAX_TOP_K, MAX_PASSAGES, MAX_QUERY_CHARS = 1000, 100_000, 4096
 
-_PROBE = "Who wrote the first encyclopedia?"
 # One batch is searched while the next one is ready, so
 # the search thread never waits for replies to be written.
 _BATCHES_IN_WORK = 2
@@ -127,7 +126,7 @@ class RetrievalApp(App):
         if self._is_draining:
             raise Refusal(503, "draining: requests in flight are answered, new ones are not")
         try:
-            await asyncio.wait_for(self._retriever.search([_PROBE], 1), self.serving.health_timeout_s)
+            await asyncio.wait_for(self._retriever.search([PROBE], 1), self.serving.health_timeout_s)
         except TimeoutError:
             raise Refusal(503, f"no answer to a query in {self.serving.health_timeout_s:g} s") from None
         except Exception as error:

@@ -27,6 +27,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from reasonrag import __version__
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import ConfigError, RunError
@@ -35,6 +37,8 @@ from reasonrag.core.text import map_texts
 from reasonrag.core.types import WHOLE, Shard
 from reasonrag.storage.files import RUNS, lock, open_lock, read_json, require_json, short_hash, write_json, write_text
 from reasonrag.storage.journal import Journal
+
+log = structlog.get_logger()
 
 CONFIG = "config.yaml"
 _LOCK = ".lock"
@@ -147,9 +151,13 @@ class Folder:
         """Note the models behind servers' names by role (`pipeline.parts.check`); RunError if one has changed."""
         before = self.facts().get("served", {})
         for role, now in served.items():
-            if (was := before.get(role, now))["model"] != now["model"]:
+            if (was := before.get(role, now)["model"]) == now["model"]:
+                continue
+            if role == "retriever":  # a search of the web finds something else each day
+                log.warning(f"the retrieval server finds other passages than when {self.path} was begun")
+            else:
                 raise RunError(
-                    f"{self.path} was begun with {was['model']} behind the name of the {role}, which is now "
+                    f"{self.path} was begun with {was} behind the name of the {role}, which is now "
                     f"{now['model']}; serve that again, or choose a new folder for --out"
                 )
         if served:
@@ -211,7 +219,7 @@ def _inputs(command: Sequence[Any], folder: Path) -> str:
     named = {part.strip() for text in texts for part in (text, text.partition(":")[2], *text.split(","))} - {""}
     for record in (file for level in ("", "*/", "*/*/") for file in folder.glob(f"{level}identity.json")):
         with contextlib.suppress(AttributeError, LookupError, TypeError):  # a record of another make
-            named |= {str(model["root"]) for model in (read_json(record) or {})["served"].values()}
+            named |= {model["root"] for model in (read_json(record) or {})["served"].values() if "root" in model}
     inputs: list[Any] = [time.time_ns() for text in texts if text.startswith("python:")]
     for name in sorted(named):
         with contextlib.suppress(ConfigError, OSError):  # no path, or one that may not be read

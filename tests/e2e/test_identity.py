@@ -13,6 +13,7 @@ import pytest
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
+from tests.fakes.stubs import StubRetriever, hit
 from tests.faults.matrix import Figure
 
 SETTINGS = ("--policy", "extractive", "--iterations", "12", "--seed", "7")
@@ -110,6 +111,18 @@ def test_another_model_behind_the_name_of_a_server_is_another_run(command: str, 
         (model / "config.json").write_text('{"trained": "again"}')
         changed = product.run(*args)
     assert changed.returncode == 2 and "behind the name of the policy, which is now merged@" in changed.stderr
+
+
+def test_a_run_that_goes_on_with_another_corpus_behind_its_retriever_says_so(world: World, tmp_path: Path) -> None:
+    args = ("--dataset", world.questions, *SETTINGS, "--limit", "2", "--out", tmp_path / "run")
+    told = []
+    for corpus in ("a", "a", "b"):
+        with StubRetriever(results=lambda query, top_k, corpus=corpus: [hit(corpus)] * top_k) as server:
+            (tmp_path / "run" / ".finished").unlink(missing_ok=True)
+            done = product.run("build-tree", *args, "--retriever-url", server.url)
+        assert done.returncode == 0, done.stderr
+        told.append("finds other passages than when" in done.stderr)
+    assert told == [False, False, True]
 
 
 def flip(journal: Path, places: Iterable[int]) -> None:

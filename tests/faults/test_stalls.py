@@ -15,6 +15,7 @@ from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
+from reasonrag.retrieval.base import PROBE
 from tests import warmed
 from tests.e2e import product
 from tests.fakes.model_server import FakeOpenAI
@@ -48,7 +49,7 @@ def blocking(config: Any) -> BlockingLLM:
 
 
 def after_check(body: Body) -> Fault | None:
-    return None if body["queries"] == ["check"] else Stuck()
+    return None if body["queries"] == [PROBE] else Stuck()
 
 
 def ended(runs: Sequence[tuple[str, Sequence[str]]], folder: Path) -> dict[str, list[tuple[int, str]]]:

@@ -189,3 +189,17 @@ def test_queries_follow_no_redirect_to_a_host_that_nobody_named(server: StubRetr
         with pytest.raises(RetrievalError, match="refuses: HTTP 307"):
             search(server.url, ["secret"])
         assert other.requests == []
+
+
+def test_servers_that_find_different_passages_are_noticed(server: StubRetriever) -> None:
+    async def check(*urls: str) -> str:
+        async with aclosing(RemoteRetriever(urls)) as retriever:
+            return await retriever.check()
+
+    with StubRetriever(results=lambda query, top_k: [hit("of another corpus")]) as other, StubRetriever() as same:
+        with capture_logs() as told:
+            found = asyncio.run(check(server.url, same.url))
+            assert (told, found) == ([], asyncio.run(check(same.url)))
+            assert asyncio.run(check(server.url, other.url)) == found
+            assert asyncio.run(check(other.url)) != found
+        assert ["is their corpus the same?" in entry["event"] for entry in told] == [True]
