@@ -583,6 +583,7 @@ class PairRules:
         same_content: the same, with A and B compared by the text inside their last tag, normalised.
         named: the names of the first few, each with the pair that it reverses.
         rows: the number of pairs by split.
+        repeats: rows that repeat an earlier one, word for word.
         texts: the first split of each question, whatever its
             ids; of unknown trees, of each prompt, as a digest.
         shared_texts: texts in two splits.
@@ -596,7 +597,7 @@ class PairRules:
     """
 
     def __init__(self, repeated: Mapping[Question, Question] | None = None) -> None:
-        self.same_text = self.same_content = 0
+        self.same_text = self.same_content = self.repeats = 0
         self.named: list[tuple[str, str]] = []
         self.rows: Counter[str] = Counter()
         self.texts: dict[object, str] = {}
@@ -618,6 +619,9 @@ class PairRules:
         contents = [[_content(kind, text) for text in side] for kind, side in zip(row.types, sides, strict=True)]
         self.same_text += self._count_reverses(row.place, prompt, *sides)
         self.same_content += self._count_reverses(row.place, prompt, *contents)
+        same = self._names[_key("row", prompt, sides)]
+        same.append(row.place)
+        self.repeats += len(same) > 1
         self.rows[split] += 1
         # Questions are compared by their text if it is known:
         # the same one may stand there with another id.

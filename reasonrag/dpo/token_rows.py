@@ -122,6 +122,8 @@ def tokenise(
         log("kinds of steps to learn: " + ", ".join(f"{count} {kind}" for kind, count in kinds["train"].items()))
     if str(rules):
         log(f"warning: {rules}; all are trained on")
+    if rules.repeats:
+        log(f"warning: {rules.repeats} {noun} repeat another one word for word; all are trained on")
     pairs, encoded = encode([*train, *test], chat)
     step_count = encoded["steps"]
     # As the demo's tokenizer on other texts: sides that differ for a reader may be the same ids.

@@ -16,10 +16,15 @@ def row(chosen, rejected, prompt="Who?", **more):
     return {"prompt": asked, "chosen": says(chosen), "rejected": says(rejected)} | more
 
 
-def counted(*rows):
+def ruled(*rows):
     rules = PairRules()
     for number, raw in enumerate(rows, 1):
         rules.add_row("train", read_row(f"row {number}", raw))
+    return rules
+
+
+def counted(*rows):
+    rules = ruled(*rows)
     return rules.same_text, rules.same_content, rules.named
 
 
@@ -27,6 +32,11 @@ def test_pairs_that_stand_beside_their_reverse_are_counted_on_both_sides_and_nam
     rows = [row(A, B), row(A, B), row(B, A), row(A, B, "When?"), row(B, A, "Where?"), row(B, A), row(A, "so")]
     assert counted(*rows) == (4, 4, [("row 1", "row 3"), ("row 1", "row 6")])
     assert counted(*rows[3:5]) == (0, 0, [])
+
+
+def test_rows_that_repeat_another_word_for_word_are_counted():
+    assert ruled(row(A, B), row(A, B), row(B, A), row(A, B, "When?"), row(A, B)).repeats == 2
+    assert ruled(row("Kelda", "Port"), row("kelda", "port"), row("Kelda", "Port!")).repeats == 0
 
 
 def test_contents_are_compared_without_case_and_by_type():
