@@ -112,7 +112,7 @@ def as_finite(value: object) -> float | None:
     >>> [as_finite(value) for value in (1, -0.5, 10**400, float("nan"), "1", True)]
     [1.0, -0.5, None, None, None, None]
     """
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if not isinstance(value, (float, int, Real)) or isinstance(value, bool):
         return None
     try:
         number = float(value)

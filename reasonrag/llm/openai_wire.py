@@ -154,13 +154,11 @@ class Wire:
             if len(self.served) == 2:  # a gateway, perhaps, whose first choice is down
                 log.warning("another model answers than before", before=self.served[0], now=self.served[1])
         completion = self._sampled(choices[0], prompt, sampling)
-        prompt_ids = self._ids(choices[0].get("prompt_token_ids")) or self._ids(reply.get("prompt_token_ids"))
-        if isinstance(sent, list):
-            if prompt_ids is not None and list(prompt_ids) != sent:  # the server has answered a different prompt
-                raise BadReply(
-                    f"the server read {len(prompt_ids)} token ids that differ from the {len(sent)} of the request"
-                )
-            prompt_ids = tuple(sent)
+        read = choices[0].get("prompt_token_ids") or reply.get("prompt_token_ids")
+        prompt_ids = tuple(sent) if isinstance(sent, list) else self._ids(read)
+        if isinstance(sent, list) and read != sent and (others := self._ids(read)) is not None:
+            # The server has answered a different prompt.
+            raise BadReply(f"the server read {len(others)} token ids that differ from the {len(sent)} of the request")
         usage = reply["usage"] if isinstance(reply.get("usage"), dict) else {}
         names = ("prompt_tokens", "completion_tokens")
         counts: dict[str, Any] = {name: _count(usage.get(name)) for name in names}

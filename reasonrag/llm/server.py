@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import PurePath
 from typing import Any
 
@@ -51,6 +52,7 @@ _KEEP_ALIVE_S = 4.0
 _CHECK_TIMEOUT_S, _HELLO_TIMEOUT_S = 15.0, 60.0
 _MOST_OF_LISTS = 16 << 20  # bytes of a list of models
 _LARGE = 1 << 20  # bytes of a reply that is parsed outside the event loop, which is busy for 10 ms else
+_MOST_ENCODED = 1024  # prompts; a third come again, as siblings and rollouts begin in the same state
 _NO_ROUTE = frozenset({404, 405, 501})
 NAME_IT = "add --policy-model (or --judge-model); in eval, --policy NAME=URL#MODEL"
 
@@ -114,6 +116,14 @@ class ServerLLM:
             check_url(url, example="http://127.0.0.1:8000/v1")
         self.name = public_name(model) if model else ""
         self.dropped: set[str] = set() if seeded else {"seed"}
+        if encode := wire.pop("encode", None):
+
+            @lru_cache(_MOST_ENCODED)
+            def encoded(prompt: Prompt) -> Encoded:
+                ids = encode(prompt)
+                return ids if isinstance(ids, str) else array("I", ids)
+
+            wire["encode"] = encoded
         self._wire = Wire(model, **wire)
         self._key, self._key_env = api_key or None, key_env
         self._headers = bearer_header(api_key, "the API key")

@@ -118,6 +118,23 @@ def test_tokens_of_a_server_are_decoded_by_the_tokenizer_that_encodes_its_prompt
     assert open_server(config.address, config.model_copy(update={"api": "chat"})).decode is None
 
 
+def test_a_prompt_that_comes_again_is_encoded_once():
+    encoded: list[Prompt] = []
+
+    def encode(prompt: Prompt) -> tuple[int, ...]:
+        encoded.append(prompt)
+        return (3, len(encoded))
+
+    async def run(llm: ServerLLM, *texts: str) -> None:
+        async with aclosing(llm):
+            await asyncio.gather(*(llm.complete(Prompt((Message("user", text),)), Sampling()) for text in texts))
+
+    with FakeOpenAI() as server:
+        asyncio.run(run(ServerLLM(server.base_url, "fake", encode=encode), "a", "b", "a", "a"))
+    assert len(encoded) == 2
+    assert sorted(tuple(body["prompt"]) for body in server.requests) == [(3, 1), (3, 1), (3, 1), (3, 2)]
+
+
 def test_prompt_ids_that_the_server_does_not_repeat_are_those_that_were_sent():
     with FakeOpenAI() as server:
         assert ask(server, encode=lambda prompt: (3, 4)).prompt_token_ids == (3, 4)
