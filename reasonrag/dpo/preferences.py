@@ -26,7 +26,17 @@ from reasonrag.core.text import common_length, common_text, normalize_answer, qu
 from reasonrag.core.types import Message, Prompt, Span, as_finite
 from reasonrag.storage.files import reading, short_hash
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import NO_OBJECT, SUFFIXES, NumberedRow, Row, RowProblems, raw_rows, text_id
+from reasonrag.storage.parquet import (
+    NO_OBJECT,
+    SUFFIXES,
+    NumberedRow,
+    Row,
+    RowProblems,
+    column_names,
+    raw_rows,
+    read_batches,
+    text_id,
+)
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
 _BY_PROMPT = "prompt "  # the group of a row without a question id begins with this
@@ -200,6 +210,7 @@ def _read_folder(path: Path) -> Preferences:
     check_shards(folder)
     rows_by_split: defaultdict[str, list[CheckedRow]] = defaultdict(list)
     for file in sorted(folder.glob("*.parquet")):
+        check_of_run(file, summary)
         rows_by_split[split_of(file.name)] += pairs_in(file)
     # A copied run may lack a file: training on a part of
     # the pairs would look like training on all of them.
@@ -247,6 +258,16 @@ def check_shards(folder: Path) -> None:
             raise DataError(
                 f"{folder}: {present} of {count} files of {stem}-*.parquet are there; copy the whole folder"
             )
+
+
+def check_of_run(file: Path, summary: Mapping[str, Any]) -> None:
+    """Raise DataError if pairs beside a `run.json` are those of another run, as their `config_hash` tells."""
+    if (run := summary.get("config_hash")) and "config_hash" in column_names(file):
+        for batch in read_batches(file, None, columns=["config_hash"]):
+            if set(batch["config_hash"].to_pylist()) != {run}:
+                raise DataError(
+                    f"{file} holds pairs of another run than run.json; write them again with `reasonrag pairs`"
+                )
 
 
 def pairs_in(path: Path) -> Iterator[CheckedRow]:

@@ -15,7 +15,7 @@ from typing import Any
 from reasonrag.core.errors import DataError, InputError, RunError
 from reasonrag.core.text import one_line
 from reasonrag.dpo.pairs import Question, repeated_questions
-from reasonrag.dpo.preferences import PairRules, check_shards, pairs_in, split_of
+from reasonrag.dpo.preferences import PairRules, check_of_run, check_shards, pairs_in, split_of
 from reasonrag.llm.model_folder import check_tensors, model_files, shards_problem
 from reasonrag.retrieval.index import IndexFolder
 from reasonrag.spre.estimate import SHAPE, check_tree
@@ -143,7 +143,7 @@ def _check_tables(path: Path, verified: Verified) -> None:
     # Pairs come after the trees: which questions have the same text is known from these.
     for kind in sound:
         for file in sound[kind] if "pairs" in kind else ():
-            verified.check("preferences", _add_pairs, verified.pairs, file)
+            verified.check("preferences", _add_pairs, verified.pairs, file, summary or {})
     pairs, shared = verified.pairs, len(verified.pairs.shared_texts)
     if pairs.rows:
         verified.check("questions by split", pairs.check_questions, "the pairs")
@@ -212,8 +212,9 @@ def _check_trees(path: Path, files: Sequence[Path], verified: Verified) -> None:
     verified.pairs = PairRules(repeated_questions(files))
 
 
-def _add_pairs(pairs: PairRules, file: Path) -> int:
+def _add_pairs(pairs: PairRules, file: Path, summary: Mapping[str, Any]) -> int:
     """Add the pairs of a file as `dpo train` reads them; return their number."""
+    check_of_run(file, summary)
     before = pairs.rows.total()
     split = "train" if split_of(file.name) == "train" else "test"  # two held-out splits may share questions
     for row in pairs_in(file):

@@ -153,6 +153,8 @@ class Journal:
                     f"{self.path} was begun by a version with layout {version}, and this version of reasonrag reads "
                     f"layout {_VERSION}; go on with the version that began it, or choose a new folder for --out"
                 )
+            elif reader.execute("SELECT 1 FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchone():
+                raise sqlite3.DatabaseError("it holds views or triggers, which no version of reasonrag wrote")
             reader.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _check(self, *tables: str) -> None:
@@ -409,9 +411,12 @@ def _put_call(key: str | bytes, kind: str, reply: Any, tokens: Sequence[int | No
     return _PUT_CALL, (key, kind, *tokens, _checksum(key, text), text)
 
 
-def _checksum(*parts: str | bytes) -> bytes:
+def _checksum(*parts: object) -> bytes | None:
+    """Return the checksum of texts and bytes; None, which no row holds, if a damaged row has something else."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
+        if not isinstance(part, str | bytes):
+            return None
         digest.update(part if isinstance(part, bytes) else part.encode("utf-8", "surrogateescape"))
         digest.update(b"\0")
     return digest.digest()

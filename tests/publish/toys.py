@@ -49,7 +49,7 @@ def recount(run: Path) -> Path:
         return sum(pq.read_metadata(path).num_rows for path in (run / "pairs").glob(files))
 
     counts = {"total": count("*.parquet"), "train": count("train-*"), "test": count("test-*")}
-    edit_json(run / "run.json", lambda summary: summary["pairs"].update(counts))
+    edit_json(run / "run.json", lambda summary: summary.update(config_hash="0", pairs=summary["pairs"] | counts))
     return run
 
 

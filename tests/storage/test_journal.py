@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from contextlib import closing
 from dataclasses import fields, replace
 
 import pytest
@@ -156,6 +157,28 @@ def test_a_journal_of_another_version_is_refused_by_its_layout_and_stays_as_it_i
     with pytest.raises(RunError, match=r"begun by a version with layout 4, and this version .* reads layout 7"):
         Journal(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["endless view", "trigger", "number"])
+def test_a_journal_of_a_stranger_is_refused_or_its_rows_are_not_used(tmp_path, kind):
+    path = tmp_path / "journal.sqlite"
+    Journal(path).close()
+    with closing(sqlite3.connect(path)) as db:
+        if kind == "endless view":
+            db.execute("DROP TABLE trees")
+            endless = "WITH RECURSIVE x(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM x)"
+            db.execute(f"CREATE VIEW trees AS {endless} SELECT i AS dataset, i AS question_id, i AS rows FROM x")
+        elif kind == "trigger":
+            db.execute("CREATE TRIGGER t AFTER INSERT ON calls BEGIN DELETE FROM trees; END")
+        else:
+            db.execute("INSERT INTO trees VALUES ('d', 'q', 5, 5)")
+            db.commit()
+    if kind != "number":
+        with pytest.raises(RunError, match="views or triggers"):
+            Journal(path)
+    else:
+        with closing(Journal(path)) as journal:
+            assert not list(journal.finished())
 
 
 def test_a_value_that_sqlite_refuses_fails_alone_and_the_journal_goes_on(journal):
