@@ -63,8 +63,8 @@ _as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an en
 class FileCorpus:
     """Files that are read one after another.
 
-    A .jsonl(.gz), .json or .parquet file holds rows. Any other is a text, which is one row, with the
-    file's name as title and its path in the folder as id.
+    A file that ends in one of `SUFFIXES` holds rows; one in `_TEXTS` is a text, which is one row, with
+    its name as title and its path in the folder as id.
     """
 
     name: str  # without folders
@@ -90,24 +90,24 @@ class FileCorpus:
         rows_before = 0
         for path in self.files:
             number = 0
-            for number, row in raw_rows(path) if path.name.lower().endswith(SUFFIXES) else self._text(path):
+            for number, row in self._text(path) if path.name.lower().endswith(_TEXTS) else raw_rows(path):
                 yield rows_before + number, row
             rows_before += number
 
     def _text(self, path: Path) -> Iterator[NumberedRow]:
         """Yield {"id", "title", "text"} of a text in UTF-8, in UTF-16 with its mark, or else in Windows-1252."""
-        if self.folder is not None:
-            try:
-                raw = path.read_bytes()
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-            is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-            try:
-                text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
-            except UnicodeDecodeError:
-                log.warning("a text is not UTF-8; it is read as Windows-1252", file=path.name)
-                text = raw.decode("cp1252", "replace")
-            yield 1, {"id": path.relative_to(self.folder).as_posix(), "title": path.stem, "text": text}
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        try:
+            text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
+        except UnicodeDecodeError:
+            log.warning("a text is not UTF-8; it is read as Windows-1252", file=path.name)
+            text = raw.decode("cp1252", "replace")
+        name = path.name if self.folder is None else path.relative_to(self.folder).as_posix()
+        yield 1, {"id": name, "title": path.stem, "text": text}
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ CorpusSource = FileCorpus | GivenCorpus
 def open_corpus(spec: str) -> CorpusSource:
     """Open a corpus by file, folder, address on the Hub or name. Rows have id and contents, or id, title and text.
 
-    It is a .jsonl(.gz), .json or .parquet file; a folder of such files, or of
+    It is a file that ends in one of `SUFFIXES`; a folder of such files, or of
     .txt and .md files; `hub:OWNER/NAME[@REVISION]:FILE`, a file of a data
     set; a name of `KNOWN_CORPORA`; or `hotpotqa`, `2wikimultihopqa`,
     `musique` (also with `:SPLIT`): the paragraphs that their questions carry.

@@ -7,6 +7,7 @@ Without them, most single-bit flips are read back as different data.
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import itertools
 import math
@@ -32,7 +33,7 @@ NumberedRow = tuple[int, Any]
 
 CALLS = "calls.jsonl"  # of a recording
 NO_OBJECT = "not a JSON object in UTF-8 with each key once"
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 _BATCH_ROWS = 128
 _GROUP_BYTES = 16 << 20  # of a row group in memory; a reader holds one, too
@@ -358,7 +359,8 @@ def raw_rows(path: Path) -> Iterator[NumberedRow]:
         raise DataError(f"{path}: unknown kind of file; give one of {', '.join(SUFFIXES)}")
     if not path.is_file():  # a pipe would be waited for
         raise DataError(f"{path}: not a file; give one of {', '.join(SUFFIXES)}")
-    kind = _parquet_rows if name.endswith(".parquet") else _json_rows if name.endswith(".json") else _jsonl_rows
+    kinds = {".parquet": _parquet_rows, ".json": _json_rows, ".csv": _table_rows, ".tsv": _table_rows}
+    kind = kinds.get(Path(name.removesuffix(".gz")).suffix, _jsonl_rows)
     try:
         yield from kind(path)
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
@@ -366,23 +368,37 @@ def raw_rows(path: Path) -> Iterator[NumberedRow]:
 
 
 def _jsonl_rows(path: Path) -> Iterator[NumberedRow]:
-    blank_bytes = 0
     for number, line in enumerate(_lines(path), 1):
-        if len(line) > _MOST_LINE_BYTES:
-            problem = f"{path}: row {number} has more than {_MOST_LINE_BYTES >> 20} MiB"
-            raise DataError(f"{problem}; rows end at a line's end")
-        if number == 1 and line.startswith(_COMPRESSED):
-            raise DataError(f"{path}: its content is compressed; unpack it, or name gzip .jsonl.gz")
-        if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:4]):
-            raise DataError(f"{path}: its text is in UTF-16 or UTF-32; save it in UTF-8")
         if line.strip():
             yield number, _parsed(line)
-        elif (blank_bytes := blank_bytes + len(line)) > _MOST_BLANK_BYTES:
-            raise DataError(f"{path}: more than {_MOST_BLANK_BYTES >> 20} MiB of blank lines; is it a file of rows?")
+
+
+def _table_rows(path: Path) -> Iterator[NumberedRow]:
+    """Yield the rows of a table in text, with the names of its columns in the first line, such as DPR's passages."""
+    lines = (line.decode("utf-8-sig") for line in _lines(path))
+    try:
+        first = next(lines, "")
+        delimiter = max("\t,;", key=first.count)
+        names = next(csv.reader([first], delimiter=delimiter), [])
+        if len(set(names)) < len(names):
+            raise DataError(f"{path}: a column stands twice in its first line")
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
+        for row in rows:
+            if len(row) > len(names):
+                problem = (
+                    f"{path}: line {1 + rows.line_num} has {len(row)} fields, and the first line {len(names)} names"
+                )
+                raise DataError(
+                    f"{problem}; that line names the columns, and a text with {delimiter!r} stands in quotes"
+                )
+            if row:
+                yield 1 + rows.line_num, dict(zip(names, row, strict=False))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a table in UTF-8 with texts in quotes", quoting=error) from None
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield lines, and a part of one that is too long: a small file may unpack to more than the memory."""
+    """Yield lines; raise DataError if one is too long, or the file is of another kind or unpacks to too much."""
     with contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(path.open("rb"))
         unpacked, left = None, math.inf
@@ -397,7 +413,21 @@ def _lines(path: Path) -> Iterator[bytes]:
                 members = (it for it in archive if it.isfile() and (it.size > 1 << 20 or "/._" not in f"/{it.name}"))
                 member = next(members, None)
                 file = archive.extractfile(member) if member else None
+        numbers, blank_bytes = itertools.count(1), 0
         while file is not None and left >= 0 and (line := file.readline(_MOST_LINE_BYTES + 1)):
+            number = next(numbers)
+            if len(line) > _MOST_LINE_BYTES:  # a small file may unpack to more than the memory
+                problem = f"{path}: row {number} has more than {_MOST_LINE_BYTES >> 20} MiB"
+                raise DataError(f"{problem}; rows end at a line's end")
+            if number == 1 and line.startswith(_COMPRESSED):
+                raise DataError(f"{path}: its content is compressed; unpack it, or name gzip .jsonl.gz")
+            if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:4]):
+                raise DataError(f"{path}: its text is in UTF-16 or UTF-32; save it in UTF-8")
+            blank_bytes += 0 if line.strip() else len(line)
+            if blank_bytes > _MOST_BLANK_BYTES:
+                raise DataError(
+                    f"{path}: more than {_MOST_BLANK_BYTES >> 20} MiB of blank lines; is it a file of rows?"
+                )
             left -= len(line)
             yield line
         if next(members, None) is not None:

@@ -56,7 +56,7 @@ def load_questions(dataset: str, *, split: str | None = None) -> list[Question]:
     """Load and check the questions of a file or of a known data set on the Hub, in file order.
 
     Args:
-        dataset: a .jsonl(.gz), .json or .parquet file with FlashRAG's fields
+        dataset: a file that ends in one of `SUFFIXES`, with FlashRAG's fields
             (id, question, golden_answers, metadata; `answers` and `answer` are
             read too), or a name in `KNOWN`. `rubric`, `reference` and `items` may
             stand beside the golden answers, or for them. Other columns join `metadata`.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -49,6 +51,36 @@ def test_all_kinds_of_file_give_the_same_rows(tmp_path: Path) -> None:
         assert corpus.name == path.name
         assert corpus.checksum() == hashlib.sha256(path.read_bytes()).hexdigest()
         assert list(corpus.rows()) == list(enumerate(ROWS, 1)), path.name
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.csv", "a;.csv"])
+def test_a_table_with_names_in_its_first_line_has_the_same_rows(tmp_path: Path, name: str) -> None:
+    written = io.StringIO()
+    table = csv.DictWriter(
+        written, ["id", "contents"], delimiter="\t" if "tsv" in name else ";" if ";" in name else ","
+    )
+    table.writeheader()
+    table.writerows(ROWS)
+    text = b"\xef\xbb\xbf" + written.getvalue().encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    rows = list(open_corpus(str(tmp_path / name)).rows())
+    assert [row for _, row in rows] == ROWS and rows[0][0] == 3  # each text has two lines
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("id,text\n1,one, two\n", "line 2 has 3 fields, and the first line 2 names; that line names the columns"),
+        ('id,text\n1,"one\n2,two\n', "not a table in UTF-8 with texts in quotes: unexpected end of data"),
+        ("id,text\n1,caf\xe9\n", "not a table in UTF-8 with texts in quotes: 'utf-8' codec can't decode byte 0xe9"),
+        ("id,text,text\n1,a,b\n", "a column stands twice in its first line"),
+        ("PK\x03\x04", "its content is compressed"),
+    ],
+)
+def test_a_table_that_cannot_be_read_as_it_was_meant_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=re.escape(said)):
+        list(open_corpus(str(tmp_path / "a.csv")).rows())
 
 
 def test_a_tar_archive_of_several_files_is_never_read_in_part(tmp_path: Path) -> None:

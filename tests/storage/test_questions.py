@@ -141,11 +141,11 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 cut off")
     (tmp_path / "empty.jsonl").write_bytes(b"")
     (tmp_path / "one.json").write_text("{}")
-    (tmp_path / "a.csv").write_text("id")
+    (tmp_path / "a.txt").write_text("id")
     messages = {path.name: refusal(str(path)) for path in tmp_path.iterdir()}
     assert "complete" in messages["cut.jsonl.gz"] and "complete" in messages["text.jsonl.gz"]
     assert "Parquet" in messages["cut.parquet"] and "no questions" in messages["empty.jsonl"]
-    assert "list of rows" in messages["one.json"] and "unknown kind of file" in messages["a.csv"]
+    assert "list of rows" in messages["one.json"] and "unknown kind of file" in messages["a.txt"]
 
 
 def test_unknown_name_gets_the_list() -> None:
