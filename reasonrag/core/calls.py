@@ -583,17 +583,24 @@ async def _time_limit(seconds: float) -> AsyncIterator[None]:
 
 
 def check_url(url: str, *, example: str, allow_password: bool = False) -> None:
-    """Raise ConfigError if an address is not http or https, or holds a password where a key belongs elsewhere."""
+    """Raise ConfigError if an address is not http or https.
+
+    That of an API (`allow_password` is False) has no password either, as its key belongs elsewhere, and no query.
+    """
+    shown = redact(url.partition("?")[0].partition("#")[0])  # a query may hold a key
     try:
         url_parts = urlsplit(url)
         usable = url_parts.scheme in ("http", "https") and bool(url_parts.hostname) and url_parts.port != 0
     except ValueError:
         usable = False
     if not usable:
-        shown = redact(url.partition("?")[0])  # a query may hold a key
         raise ConfigError(f"{shown!r} is not an http or https address; give one such as {example}")
     if not allow_password and (url_parts.username or url_parts.password):
         raise ConfigError("the server's address holds a user name or password; give the key as api_key instead")
+    if not allow_password and ("?" in url or "#" in url):  # paths are appended to it
+        raise ConfigError(
+            f"{shown!r} goes on behind a ? or #, where no path of an API can follow; give one such as {example}"
+        )
 
 
 def bearer_header(token: str | None, source: str) -> dict[str, str]:

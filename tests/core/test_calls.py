@@ -60,7 +60,14 @@ def test_a_failure_that_does_not_count_is_bounded_by_time_alone() -> None:
 
 
 def test_an_address_or_a_token_that_cannot_work_is_refused_without_being_shown() -> None:
-    for url in ("ftp://me:hunter2@host", "host:8000", "http://me:hunter2@host", "http://h:x/?key=hunter2"):
+    for url in (
+        "ftp://me:hunter2@host",
+        "host:8000",
+        "http://me:hunter2@host",
+        "http://h:x/?key=hunter2",
+        "http://h/v1?key=hunter2",
+        "http://h/v1#hunter2",
+    ):
         with pytest.raises(ConfigError) as caught:
             check_url(url, example="http://host:8000")
         assert "hunter2" not in str(caught.value)
