@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.errors import ConfigError, ReasonRAGError, is_out_of_memory
+from reasonrag.core.errors import ConfigError, LLMError, ReasonRAGError, is_out_of_memory
 from reasonrag.core.plugins import trusted
 from reasonrag.core.settings import CHAT_TEMPLATES, named_path
 from reasonrag.core.text import OPENINGS, excerpt, inert, map_texts, one_line, valid_unicode
@@ -239,8 +239,13 @@ class ChatTemplate:
         fast = self._fast
         if fast is None or fast.truncation or fast.padding or fast.encode_special_tokens:
             return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        # Without the offset of each token, which takes a third of the time and is not used here.
-        (encoding,) = fast.encode_batch_fast([text], add_special_tokens=False)
+        try:
+            # Without the offset of each token, which takes a third of the time and is not used here.
+            (encoding,) = fast.encode_batch_fast([text], add_special_tokens=False)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust: a pattern of the tokenizer took too long
+                raise
+            raise LLMError("the model's tokenizer cannot read a text", quoting=error, cause="tokenizer") from None
         return tuple(encoding.ids)
 
     def _chat(self, prompt: Prompt) -> str:

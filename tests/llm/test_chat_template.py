@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.settings import CHAT_TEMPLATES
 from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.llm.chat_template import ChatTemplate, check_folder
@@ -127,3 +127,13 @@ def test_a_pipe_in_a_models_folder_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"model\.safetensors is a pipe or a device"):
         check_folder(str(tmp_path))
+
+
+def test_a_pattern_of_the_tokenizer_that_takes_too_long_fails_a_text_and_not_the_run(tiny_model):
+    from tokenizers import Regex, pre_tokenizers
+
+    chat = ChatTemplate.load(str(tiny_model))
+    chat.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    with pytest.raises(LLMError, match="tokenizer cannot read a text: Onig"):
+        chat.encode("a" * 64 + "!")
+    assert chat.encode("a")
