@@ -42,6 +42,7 @@ _MOST_LINE_BYTES = 64 << 20
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, zstd, zip
 _MOST_BLANK_BYTES = 1 << 20
 _MOST_UNPACKED = 200  # times the size of a .gz file, after its first 64 MiB; rows of real texts are 3 to 20 times
+_MOST_DECODED = 1000  # times the size of a Parquet file, where a prompt may stand in each row; small runs have 60
 _MOST_JSON_BYTES = 2 << 30  # a list is read as a whole, and takes several times as much memory
 _CALL_FIELDS = ("conversation", "call", "request", "message", "finish_reason")
 
@@ -292,6 +293,7 @@ def read_batches(
         # Nested names and types too: the footer, which holds them, has no checksum.
         if schema is not None and not file.schema_arrow.equals(schema):
             raise DataError(f"{path.name} has columns {names}, not those of this version of reasonrag")
+        most = _MOST_LINE_BYTES + _MOST_DECODED * path.stat().st_size
         left, groups = file.metadata.num_rows, list(range(file.num_row_groups))
         if question_id is not None:
             of_question = pc.field("question_id") == question_id
@@ -300,6 +302,8 @@ def read_batches(
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns and list(columns)):
             batch.validate(full=True)  # else invalid UTF-8 fails later, at any reader
             left -= batch.num_rows
+            if (most := most - batch.nbytes) < 0:
+                raise ValueError(f"it unpacks to more than {_MOST_DECODED} times its size, which no rows do")
             batch = batch if question_id is None else batch.filter(of_question)
             # A reader gives the columns in the order of the file.
             yield batch if columns is None else batch.select([name.partition(".")[0] for name in columns])

@@ -155,3 +155,10 @@ def test_a_file_in_another_encoding_is_never_read_in_part(data, said, tmp_path):
         list(raw_rows(tmp_path / "rows.jsonl"))
     (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + LINES.encode())
     assert list(raw_rows(tmp_path / "rows.jsonl")) == [(1, {"id": "1"}), (2, {"id": "2"})]
+
+
+def test_a_small_file_of_endless_texts_is_refused_before_it_fills_the_memory(tmp_path):
+    rows = pa.table({"text": ["A" * 1_000_000] * 400})
+    pq.write_table(rows, tmp_path / "bomb.parquet", compression="zstd")
+    with pytest.raises(DataError, match="it unpacks to more than 1000 times its size, which no rows do"):
+        list(read_batches(tmp_path / "bomb.parquet", None))
