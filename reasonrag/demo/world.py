@@ -348,8 +348,12 @@ def write_world(source: Path, out: Path) -> dict[str, int]:
 
     if str(source) != "demo":
         raise ConfigError(f"only the demo world is written as FlashRAG's files, not {source}: name it demo")
-    Folder(out, "demo world", "corpus.jsonl").claim()
-    files = {"corpus": [{"id": passage.id, "contents": passage.contents} for passage in demo_corpus()]}
+    # A name that no corpus of others has is written first, and tells whose folder it is.
+    Folder(out, "demo world", "train-famous.jsonl").claim()
+    files: dict[str, list[dict[str, Any]]] = {
+        "train-famous": [],
+        "corpus": [{"id": passage.id, "contents": passage.contents} for passage in demo_corpus()],
+    }
     for split in DEMO_SPLITS:
         columns = ["id", "question", "golden_answers", "metadata", *["items"] * split.endswith("-list")]
         files[split] = [{name: getattr(question, name) for name in columns} for question in demo_questions(split)]

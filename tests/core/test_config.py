@@ -49,7 +49,7 @@ def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
         ({"judge.spec": "http://h/v1"}, "a judge is named, and nothing asks it"),
         ({"pairs.reward": "judge"}, "no judge values the nodes"),
         ({"value.kind": "judge", "pairs.reward": "prm"}, "no prm values the nodes; add --value prm"),
-        ({"value.kind": "judge", "pairs.reward": "judge", "pairs.min_confidence": 0.8}, "min_confidence is for SPRE"),
+        ({"value.kind": "judge", "pairs.reward": "judge", "pairs.min_confidence": 0.7}, "min_confidence is for SPRE"),
         ({"retrieval.url": "http://h", "retrieval.corpus": "c.jsonl"}, "both a corpus and a retrieval server"),
         ({"policy.spec": "http://user:secret@host/v1"}, "user name or password"),
         ({"retrieval.url": "http://host/v1?top_k=3&api_key=opaque"}, "or a key"),
@@ -200,3 +200,11 @@ def test_prompts_of_ones_own_travel_with_the_policy(tmp_path):
         prompts = load_config(overrides={"policy.spec": f"HF:{folder}"}).format.prompts
         assert prompts == str(folder / "prompts") and str(mine) not in (folder / POLICY_CARD).read_text()
         assert (folder / "prompts" / "reasonrag" / "reasoning.txt").read_text() == "Think."
+
+
+def test_the_resolved_settings_of_a_run_can_be_read_again():
+    chosen = {"value.kind": "judge", "judge.spec": "demo-judge", "pairs.reward": "judge"}
+    config = load_config(overrides=chosen)
+    assert load_config(overrides=config.model_dump(mode="json")) == config
+    with pytest.raises(ConfigError, match="min_confidence is for SPRE"):
+        load_config(overrides=chosen | {"pairs.min_confidence": 0.7})
