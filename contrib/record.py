@@ -32,7 +32,7 @@ from reasonrag.core.errors import InputError
 from reasonrag.core.settings import refuse_links
 from reasonrag.core.text import parse_json, redact_data, valid_unicode
 from reasonrag.storage.files import lock
-from reasonrag.storage.parquet import CALLS, read_calls
+from reasonrag.storage.inputs import CALLS, read_calls
 
 log = structlog.get_logger()
 

@@ -585,7 +585,7 @@ async def _time_limit(seconds: float) -> AsyncIterator[None]:
 def check_url(url: str, *, example: str, allow_password: bool = False) -> None:
     """Raise ConfigError if an address is not http or https.
 
-    That of an API (`allow_password` is False) has no password either, as its key belongs elsewhere, and no query.
+    The address of an API (`allow_password` is False) must not have a password, a query or a fragment either.
     """
     shown = redact(url.partition("?")[0].partition("#")[0])  # a query may hold a key
     try:
@@ -599,7 +599,7 @@ def check_url(url: str, *, example: str, allow_password: bool = False) -> None:
         raise ConfigError("the server's address holds a user name or password; give the key as api_key instead")
     if not allow_password and ("?" in url or "#" in url):  # paths are appended to it
         raise ConfigError(
-            f"{shown!r} goes on behind a ? or #, where no path of an API can follow; give one such as {example}"
+            f"the address {shown!r} has a ? or #, but the paths of the API are added to it; give one such as {example}"
         )
 
 

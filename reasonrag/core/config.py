@@ -355,7 +355,7 @@ class Config(Section):
         if reward not in ("spre", self.value.kind):
             raise ValueError(f"pairs.reward is {reward}, but no {reward} values the nodes; add --value {reward}")
         for name in ("alpha", "min_confidence", "confirm"):
-            # A run's config.yaml names every setting, also those that nobody chose.
+            # config.yaml of a run holds every setting, defaults included.
             if reward != "spre" and getattr(self.pairs, name) not in (None, 0, PairsConfig.model_fields[name].default):
                 raise ValueError(f"pairs.{name} is for SPRE, but pairs.reward is {reward}; leave one of them out")
         # A choice needs several candidates, which only sampling gives.

@@ -348,15 +348,13 @@ def write_world(source: Path, out: Path) -> dict[str, int]:
 
     if str(source) != "demo":
         raise ConfigError(f"only the demo world is written as FlashRAG's files, not {source}: name it demo")
-    # A name that no corpus of others has is written first, and tells whose folder it is.
+    # Its first file identifies the folder: many folders of other people have a corpus.jsonl.
     Folder(out, "demo world", "train-famous.jsonl").claim()
-    files: dict[str, list[dict[str, Any]]] = {
-        "train-famous": [],
-        "corpus": [{"id": passage.id, "contents": passage.contents} for passage in demo_corpus()],
-    }
-    for split in DEMO_SPLITS:
+    files: dict[str, list[dict[str, Any]]] = {}
+    for split in sorted(DEMO_SPLITS, key="train-famous".__ne__):
         columns = ["id", "question", "golden_answers", "metadata", *["items"] * split.endswith("-list")]
         files[split] = [{name: getattr(question, name) for name in columns} for question in demo_questions(split)]
+    files["corpus"] = [{"id": passage.id, "contents": passage.contents} for passage in demo_corpus()]
     for name, rows in files.items():
         write_text(out / f"{name}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return {name: len(rows) for name, rows in files.items()}

@@ -26,17 +26,8 @@ from reasonrag.core.text import common_length, common_text, normalize_answer, qu
 from reasonrag.core.types import Message, Prompt, Span, as_finite
 from reasonrag.storage.files import reading, short_hash
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import (
-    NO_OBJECT,
-    SUFFIXES,
-    NumberedRow,
-    Row,
-    RowProblems,
-    column_names,
-    raw_rows,
-    read_batches,
-    text_id,
-)
+from reasonrag.storage.inputs import NO_OBJECT, SUFFIXES, NumberedRow, RowProblems, raw_rows, text_id
+from reasonrag.storage.parquet import Row, column_names, read_batches
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
 _BY_PROMPT = "prompt "  # the group of a row without a question id begins with this
@@ -261,12 +252,12 @@ def check_shards(folder: Path) -> None:
 
 
 def check_of_run(file: Path, summary: Mapping[str, Any]) -> None:
-    """Raise DataError if pairs beside a `run.json` are those of another run, as their `config_hash` tells."""
+    """Raise DataError if the `config_hash` of some pairs is not that of the `run.json` beside them."""
     if (run := summary.get("config_hash")) and "config_hash" in column_names(file):
         for batch in read_batches(file, None, columns=["config_hash"]):
-            if set(batch["config_hash"].to_pylist()) != {run}:
+            if set(batch["config_hash"].to_pylist()) - {run}:
                 raise DataError(
-                    f"{file} holds pairs of another run than run.json; write them again with `reasonrag pairs`"
+                    f"{file} holds pairs of another run, not of the run.json beside it; write them again with `reasonrag pairs`"
                 )
 
 

@@ -20,7 +20,7 @@ from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.formats.stream import SearchP1Format, SearchR1Format, WhenToSearchFormat
 from reasonrag.formats.tool_calls import ToolCallsFormat, parser_of
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.storage.parquet import read_calls
+from reasonrag.storage.inputs import read_calls
 
 log = structlog.get_logger()
 

@@ -245,7 +245,7 @@ class ChatTemplate:
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of Rust: a pattern of the tokenizer took too long
                 raise
-            raise LLMError("the model's tokenizer cannot read a text", quoting=error, cause="tokenizer") from None
+            raise LLMError("the model's tokenizer cannot read a text", quoting=error, cause="refused") from None
         return tuple(encoding.ids)
 
     def _chat(self, prompt: Prompt) -> str:

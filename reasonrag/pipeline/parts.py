@@ -462,8 +462,8 @@ async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> di
     """Check that all servers answer, within `wait_s`, before any call is paid for.
 
     Returns:
-        by role, where the weights of a server's model lie, and what they are (`served_identity`), as far as it says so;
-        of a retrieval server, a checksum of what it finds.
+        by role, path and identity (`served_identity`) of the weights of a server's model, if the server
+        reports a path; of a retrieval server, a checksum of the passages that it finds.
 
     A run that had `begun` has found them before: one that does
     not answer now is waited for, as if it had gone away later.

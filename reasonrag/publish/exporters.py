@@ -39,7 +39,8 @@ from reasonrag.llm.model_folder import adapter_base
 from reasonrag.report.trees import read_trees
 from reasonrag.storage.files import reading, write_json, writing
 from reasonrag.storage.folder import Folder, read_run
-from reasonrag.storage.parquet import Row, RowProblems, read_shards, shard_paths, write_parquet
+from reasonrag.storage.inputs import RowProblems
+from reasonrag.storage.parquet import Row, read_shards, shard_paths, write_parquet
 from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.tables import Described, message, pair_schema, tree_schema
 from reasonrag.training.model import acting_policy, model_path, tokenizer_path

@@ -28,7 +28,7 @@ from reasonrag.core.text import one_line, printable, quoted, valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.index import BuildProgress, Draft, IndexFolder, Manifest, PassagesConfig, Plan
 from reasonrag.storage.files import size_and_digest
-from reasonrag.storage.parquet import SUFFIXES, NumberedRow, RowProblems, lack, raw_rows, text_id
+from reasonrag.storage.inputs import SUFFIXES, NumberedRow, RowProblems, lack, raw_rows, text_id
 from reasonrag.storage.questions import load_questions, paragraph_corpus
 
 log = structlog.get_logger()

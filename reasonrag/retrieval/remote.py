@@ -31,7 +31,7 @@ from reasonrag.core.types import Passage, as_finite
 from reasonrag.retrieval.base import PROBE, Ranking
 from reasonrag.retrieval.passages import passage_contents
 from reasonrag.storage.files import short_hash
-from reasonrag.storage.parquet import text_id
+from reasonrag.storage.inputs import text_id
 from reasonrag.storage.questions import passage_id
 
 log = structlog.get_logger()

@@ -20,16 +20,8 @@ from reasonrag.core.settings import named_path
 from reasonrag.core.text import common_text, one_line, parse_json, quoted, redact_data, valid_unicode
 from reasonrag.core.types import Passage, Question, as_finite
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import (
-    SUFFIXES,
-    NumberedRow,
-    RowProblems,
-    lack,
-    read_batches,
-    read_rows,
-    read_shards,
-    text_id,
-)
+from reasonrag.storage.inputs import SUFFIXES, NumberedRow, RowProblems, lack, read_rows, text_id
+from reasonrag.storage.parquet import read_batches, read_shards
 from reasonrag.storage.tables import rollout_schema, tree_schema
 
 log = structlog.get_logger()

@@ -20,7 +20,7 @@ from contrib.record import Conversations, Recorder, main
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.llm.openai_wire import messages_of
 from reasonrag.storage.files import lock
-from reasonrag.storage.parquet import CALLS, read_calls
+from reasonrag.storage.inputs import CALLS, read_calls
 
 KEY = "sk-proj-abcdefghijklmnop1234567890ABCDEFGHIJ"
 FUNCTION = {"name": "search", "arguments": '{"query": "Jaws"}'}
@@ -224,7 +224,7 @@ def test_no_path_leads_above_that_of_the_upstream(tmp_path, figure):
     replies = asyncio.run(play())
     figure(f"{replies.count('ask below /v1/ or /c/NAME/v1/')} of {len(paths)} refused")
     assert {*replies} == {"ask below /v1/ or /c/NAME/v1/"}
-    for address, problem in (("127.0.0.1:9", "not an http"), ("http://127.0.0.1:9/v1?key=abc", "behind a")):
+    for address, problem in (("127.0.0.1:9", "not an http"), ("http://127.0.0.1:9/v1?key=abc", "has a ? or #")):
         with pytest.raises(ConfigError, match=problem):
             Recorder(address, tmp_path)
 

@@ -18,7 +18,7 @@ from reasonrag.publish.verify import verify
 from reasonrag.retrieval.bm25 import build_bm25
 from reasonrag.retrieval.index import BM25Config, IndexFolder, Silent
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.parquet import CALLS
+from reasonrag.storage.inputs import CALLS
 from tests.e2e import product
 from tests.faults.matrix import Figure
 from tests.publish.toys import write_run

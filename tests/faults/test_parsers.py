@@ -32,7 +32,7 @@ from reasonrag.rewards.judge import (
     read_plan,
     read_yes_no,
 )
-from reasonrag.storage.parquet import CALLS, read_calls
+from reasonrag.storage.inputs import CALLS, read_calls
 from tests.faults.injection import form_of
 from tests.faults.matrix import Figure, Rounds
 from tests.formats.test_recorded import conversation

@@ -158,7 +158,7 @@ def test_a_process_that_was_stopped_loses_no_call(commands: Commands, figure: Fi
 
 @pytest.mark.fault(
     "40",
-    "RANK and WORLD_SIZE of a launch that is over, with which a training waits for processes that never come",
+    "RANK and WORLD_SIZE left over from an earlier launch, so a training waits for processes that do not exist",
     "it says so at once, and SIGTERM ends it",
     before="half an hour without a word, and signals had no effect",
 )

@@ -15,7 +15,7 @@ from reasonrag.core.text import parse_json, valid_unicode
 from reasonrag.dpo.preferences import read_preferences
 from reasonrag.publish.verify import verify
 from reasonrag.retrieval.passages import open_corpus
-from reasonrag.storage.parquet import CALLS, read_calls
+from reasonrag.storage.inputs import CALLS, read_calls
 from reasonrag.storage.questions import load_questions
 from tests.e2e import product
 from tests.fakes.model_server import FakeOpenAI

@@ -25,7 +25,7 @@ from aiohttp import web
 
 from examples import agents
 from reasonrag.demo.world import demo_questions
-from reasonrag.storage.parquet import read_calls
+from reasonrag.storage.inputs import read_calls
 from tests.fakes.model_server import FakeOpenAI
 from tests.peers.world import PYTHON, ROOT
 from tests.ports import keep_port, refuses

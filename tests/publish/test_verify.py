@@ -56,7 +56,7 @@ WRONG: dict[str, Callable[[Path], object]] = {
     ),
     "1 questions are in both splits, the first is 'held out' of 'demo'": set_in(PAIRS, 0, question_id="held out"),
     "pairs contradict each other": reverse_a_pair,
-    "holds pairs of another run than run.json": set_in(PAIRS, 0, config_hash="of another run"),
+    "holds pairs of another run, not of the run.json beside it": set_in(PAIRS, 0, config_hash="of another run"),
     "1 texts are in both splits": set_in(PAIRS, 0, question_id="q1"),
     "trees.nodes is 99": lambda run: edit_json(run / "run.json", lambda held: held["trees"].update(nodes=99)),
     "run.json is missing or damaged": lambda run: (

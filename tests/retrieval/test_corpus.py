@@ -70,10 +70,13 @@ def test_a_table_with_names_in_its_first_line_has_the_same_rows(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("id,text\n1,one, two\n", "line 2 has 3 fields, and the first line 2 names; that line names the columns"),
-        ('id,text\n1,"one\n2,two\n', "not a table in UTF-8 with texts in quotes: unexpected end of data"),
-        ("id,text\n1,caf\xe9\n", "not a table in UTF-8 with texts in quotes: 'utf-8' codec can't decode byte 0xe9"),
-        ("id,text,text\n1,a,b\n", "a column stands twice in its first line"),
+        (
+            "id,text\n1,one, two\n",
+            "line 2 has 3 fields, and the first line 2 names; the first line has to name every column",
+        ),
+        ('id,text\n1,"one\n2,two\n', "not CSV or TSV in UTF-8: unexpected end of data"),
+        ("id,text\n1,caf\xe9\n", "not CSV or TSV in UTF-8: 'utf-8' codec can't decode byte 0xe9"),
+        ("id,text,text\n1,a,b\n", "its first line names a column twice"),
         ("PK\x03\x04", "its content is compressed"),
     ],
 )

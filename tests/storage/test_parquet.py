@@ -8,15 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from reasonrag.core.errors import DataError, RunError
-from reasonrag.storage.parquet import (
-    ShardWriter,
-    pack,
-    raw_rows,
-    read_batches,
-    read_parquet,
-    read_shards,
-    write_parquet,
-)
+from reasonrag.storage.inputs import raw_rows
+from reasonrag.storage.parquet import ShardWriter, pack, read_batches, read_parquet, read_shards, write_parquet
 from reasonrag.storage.tables import pair_schema, tree_schema
 
 ROW = {"question_id": "1", "dataset": "d", "margin": 0.5, "prompt": [{"role": "user", "content": "x" * 50}]}
