@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from reasonrag.core import event_loop
 from reasonrag.core.config import PRESETS, Config
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.plots import Line, Panel
@@ -35,9 +36,10 @@ from reasonrag.core.text import common_text, redact
 from reasonrag.core.types import Question
 from reasonrag.evaluation.run import Evaluation, release_memory
 from reasonrag.evaluation.tables import interval_text
+from reasonrag.formats import open_format
 from reasonrag.llm.model_folder import model_identity
 from reasonrag.pipeline.build import build_trees, most_calls
-from reasonrag.pipeline.parts import as_served, open_parts, open_questions
+from reasonrag.pipeline.parts import as_served, open_parts, open_questions, open_retriever
 from reasonrag.rewards.judge import TRIES
 from reasonrag.storage.files import save_charts, write_json, write_text
 from reasonrag.storage.folder import Folder, describe, write_config
@@ -157,7 +159,10 @@ class Improvement:
         """
         out, policy, left, rounds = self.out, self.first, self.questions, self.rounds
         content = {"questions": questions_fingerprint(left), "dev": questions_fingerprint(self.dev)}
-        content["policy"] = model_identity(policy)
+        content |= {"policy": model_identity(policy), "prompts": open_format(self.config).fingerprint}
+        retriever = open_retriever(self.config, [*left, *self.dev])
+        content["corpus"] = retriever.fingerprint
+        event_loop.run(retriever.aclose())
         # More than a run depends on: here its pairs are trained on, and its questions are those of one round.
         more = {"pairs": self.config.pairs.model_dump(mode="json"), "questions.limit": self.config.questions.limit}
         described = describe({"stage": type(self.train).__name__, **identity(self.settings), **more}, content)

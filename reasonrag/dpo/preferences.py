@@ -256,9 +256,8 @@ def check_of_run(file: Path, summary: Mapping[str, Any]) -> None:
     if (run := summary.get("config_hash")) and "config_hash" in column_names(file):
         for batch in read_batches(file, None, columns=["config_hash"]):
             if set(batch["config_hash"].to_pylist()) - {run}:
-                raise DataError(
-                    f"{file} holds pairs of another run, not of the run.json beside it; write them again with `reasonrag pairs`"
-                )
+                problem = f"{file} holds pairs of another run, not of the run.json beside it"
+                raise DataError(f"{problem}; write them again with `reasonrag pairs`")
 
 
 def pairs_in(path: Path) -> Iterator[CheckedRow]:

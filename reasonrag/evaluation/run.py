@@ -225,7 +225,10 @@ class Evaluation:
             other = self.out / "eval"
             raise RunError(f"{self.out} is a run of build-tree; choose another folder for --out, such as {other}")
         # One loop for all policies: they share a retriever, whose connections belong to the loop.
-        with Folder(self.out, "evaluation", ".lock").locked(), event_loop.runner() as runner:
+        with (
+            Folder(self.out, "evaluation", "*/trajectories", ignore=self.points).locked(),
+            event_loop.runner() as runner,
+        ):
             try:
                 name, points = next(iter(self.points.items()))
                 if self.judged:

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, Protocol
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import named_path
-from reasonrag.core.text import quotable
+from reasonrag.core.text import find_secrets, quotable
 from reasonrag.core.types import Action, Answer, Passage, Prompt, Question, Step, Trajectory
 
 # Replaces an observation wherever a trajectory is parsed. No policy can write it: see `without_seals`.
@@ -141,16 +141,22 @@ class PromptSet:
         """Return the stripped text `name`, such as `reasonrag/reasoning`.
 
         Raises:
-            ConfigError: the set has no such text.
+            ConfigError: the set has no such text, or it holds a secret.
         """
         path = self.folder / f"{name}.txt"
         try:
-            return path.read_text(encoding="utf-8").strip()
+            text = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"prompt set {self.folder.name!r} has no readable {name}.txt ({error.__class__.__name__}); "
                 f"copy {_SHIPPED_SETS.name}/default and edit it"
             ) from error
+        if self.folder.parent != _SHIPPED_SETS and (secrets := find_secrets(text)):
+            raise ConfigError(
+                f"prompt set {self.folder.name!r}: {name}.txt holds what looks like a secret ({secrets[0].kind}); "
+                "prompts are kept in runs and policies, so remove it"
+            )
+        return text
 
 
 def fingerprint(*texts: str) -> str:

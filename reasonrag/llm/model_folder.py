@@ -27,6 +27,7 @@ _NOT_READ = frozenset(("training.json", "trainer_state.json"))
 _PATTERNS = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern")
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 _MOST_REPEATS = 5
+_OF_A_TRAINING = re.compile(r"merged|best|policy|checkpoint-\d+")
 _PART = 2**20
 _SMALL = 20_000_000  # parameters of a model whose matrices are too small to be split
 _CGROUP = Path("/sys/fs/cgroup")
@@ -53,8 +54,16 @@ def model_identity(name: str, revision: str | None = None) -> str:
 
 
 def served_identity(root: str) -> str:
-    """Return what a server serves from `root`: the identity of a folder on this machine, else the last part."""
-    return model_identity(root) if Path(root).is_dir() else PurePath(root).name
+    """Return what a server serves from `root`: the identity of a folder on this machine, else the folder's name.
+
+    >>> served_identity("/mnt/qwen-7b"), served_identity("/mnt/dpo/merged")
+    ('qwen-7b', 'dpo/merged')
+    """
+    if Path(root).is_dir():
+        return model_identity(root)
+    parts = PurePath(root).parts
+    # Each training has folders of these names.
+    return "/".join(parts[-2:] if _OF_A_TRAINING.fullmatch(parts[-1]) else parts[-1:])
 
 
 def local_folder(name: str, revision: str | None = None) -> Path | None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import PurePath
 from typing import Any
 
 import aiohttp
@@ -34,7 +33,7 @@ from reasonrag.core.event_loop import Worker
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import Completion, Message, Prompt, Span
 from reasonrag.llm.base import Sampling, caller, overflows_context
-from reasonrag.llm.model_folder import public_name
+from reasonrag.llm.model_folder import public_name, served_identity
 from reasonrag.llm.openai_wire import (
     BadReply,
     Encode,
@@ -169,7 +168,7 @@ class ServerLLM:
         """
         served_models = [await self._check(server.url) for server in self._addresses.all]
         known = [model for model in served_models if model is not None]
-        if len({PurePath(model.root).name for model in known if model.root}) > 1:
+        if len({served_identity(root) for root in {model.root for model in known if model.root}}) > 1:
             roots = ", ".join(readable(model.root.encode(), self._key, limit=80) for model in known)
             raise ConfigError(f"the servers of {self.name} serve different models under that name: {roots}")
         contexts = [model.context for model in known if model.context is not None]

@@ -62,7 +62,16 @@ _WEIGHTS = ("adapter_model.safetensors", "model.safetensors", "model-*.safetenso
 _POLICY_FILES = (
     *(*_WEIGHTS, "model.safetensors.index.json", _ADAPTER, "config.json", "generation_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", POLICY_CARD, "prompts/*/*.txt", _CURVES),
+    *(
+        "vocab.json",
+        "vocab.txt",
+        "merges.txt",
+        "chat_template.jinja",
+        "prm.json",
+        POLICY_CARD,
+        "prompts/*/*.txt",
+        _CURVES,
+    ),
 )
 # Keys under which transformers and peft store the source of a model.
 _SOURCE_KEYS = ("base_model_name_or_path", "_name_or_path", "name_or_path")

@@ -76,11 +76,9 @@ def _table_rows(path: Path) -> Iterator[NumberedRow]:
         rows = csv.reader(lines, delimiter=delimiter, strict=True)
         for row in rows:
             if len(row) > len(names):
-                problem = (
-                    f"{path}: line {1 + rows.line_num} has {len(row)} fields, and the first line {len(names)} names"
-                )
                 raise DataError(
-                    f"{problem}; the first line has to name every column, and a text that contains {delimiter!r} needs quotes"
+                    f"{path}: line {1 + rows.line_num} has {len(row)} fields, and the first line {len(names)} names; "
+                    f"the first line has to name every column, and a text that contains {delimiter!r} needs quotes"
                 )
             if row:
                 yield 1 + rows.line_num, dict(zip(names, row, strict=False))

@@ -231,9 +231,12 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
         given = [row[name] for name in _ANSWERS if row.get(name) is not None]
         answers = _answers(given[0]) if given else ()
         rubric, reference = ("\n".join(_answers(row.get(name))) for name in ("rubric", "reference"))
-        items = _plain(row.get("items"))
+        items = _from_json(row.get("items"))
         ways = tuple(filter(None, map(_answers, items))) if isinstance(items, list) else ()
         graded_by = (rubric, reference, ways)
+        for name, grades in zip(("rubric", "reference", "items"), graded_by, strict=True):
+            if row.get(name) and not grades:
+                problems.add(f"{name} without a text", number)
         if row_id is None:
             problems.add(lack("id", row.get("id")), number)
         elif row_id in seen:
@@ -243,7 +246,7 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
         if not isinstance(text, str) or not text.strip():
             problems.add(lack("question", text), number)
         elif not (answers or any(graded_by)):
-            problems.add("golden_answers missing or empty", number)
+            problems.add("golden_answers missing, empty or not all texts or numbers", number)
         elif row.get("choices") is not None:
             # Golden answers are numbers or letters then, which no trajectory writes.
             problems.add("choices (write them into the question, and the right one as golden answer)", number)
@@ -261,29 +264,36 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
 
 
 def _answers(value: object) -> tuple[str, ...]:
-    """Return the non-empty golden answers in a list, an array, or a single value.
+    """Return the non-empty golden answers in a list, an array, or a single value; none if one is no text or number.
 
     A text that is a list in JSON is one. A whole number that is a float, as
     pandas writes a column with gaps, is also an answer without ".0".
 
     >>> _answers(["Bob", "Rob"]), _answers('["Bob", "Rob"]'), _answers("[sic]"), _answers(1871.0)
     (('Bob', 'Rob'), ('Bob', 'Rob'), ('[sic]',), ('1871', '1871.0'))
+    >>> _answers(["Bob", {"text": "Rob"}]), _answers([b"Bob"])
+    ((), ())
     """
-    value = _plain(value)
-    if isinstance(value, str) and value.startswith("["):  # a list as CSV files and PopQA hold it
-        with contextlib.suppress(ValueError):
-            value = parse_json(value)
-    items = value if isinstance(value, list) else [value]
+    value = _from_json(value)
+    given = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(item, bool | bytes | list | tuple | Mapping) for item in given):
+        return ()
+    items = [item for item in map(_plain, given) if item is not None]
     whole = [int(item) for item in items if isinstance(item, float) and item.is_integer()]
-    texts = (
-        str(item) for item in (*whole, *items) if isinstance(item, str | int | float) and not isinstance(item, bool)
-    )
-    return tuple(valid_unicode(text) for text in texts if text.strip())
+    return tuple(text for text in map(str, (*whole, *items)) if text.strip())
+
+
+def _from_json(value: Any) -> Any:
+    """Return what a text holds that is a list or an object in JSON, as CSV files and PopQA have; else the value."""
+    if isinstance(value, str) and value.startswith(("[", "{")):
+        with contextlib.suppress(ValueError):
+            return parse_json(value)
+    return value
 
 
 def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
     further = {key: value for key, value in row.items() if key not in ("id", "question", "metadata", *_ANSWERS)}
-    metadata = row.get("metadata")
+    metadata = _from_json(row.get("metadata"))
     return dict(_plain({**further, **metadata} if isinstance(metadata, Mapping) else further))
 
 

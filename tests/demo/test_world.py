@@ -3,9 +3,11 @@ import os
 import subprocess
 import sys
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
+from reasonrag.core.errors import RunError
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Trajectory
 from reasonrag.demo.world import (
@@ -17,6 +19,7 @@ from reasonrag.demo.world import (
     famous_part,
     make_world,
     names,
+    write_world,
 )
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.rewards.answers import list_f1
@@ -112,6 +115,17 @@ async def found_share(retriever):
         exact_match(ranking[0].title, [hop["query"].rpartition(" ")[0]])
         for hop, ranking in zip(hops, rankings, strict=True)
     ) / len(hops)
+
+
+def test_the_world_is_not_written_over_a_corpus_of_somebody_else(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text("mine")
+    with pytest.raises(RunError, match="holds other files"):
+        write_world(Path("demo"), tmp_path)
+    assert (tmp_path / "corpus.jsonl").read_text() == "mine"
+    write_world(Path("demo"), tmp_path / "world")
+    (tmp_path / "world/corpus.jsonl").unlink()  # a kill before the last file
+    write_world(Path("demo"), tmp_path / "world")
+    assert (tmp_path / "world/corpus.jsonl").exists()
 
 
 def test_gold_queries_find_the_entity_s_own_page_first(tmp_path):

@@ -232,6 +232,10 @@ def test_a_folder_of_something_else_is_refused(questions, tmp_path):
     (tmp_path / "photos/cat.png").touch()
     with pytest.raises(RunError, match="no evaluation"):
         evaluate(configs, tmp_path / "photos")
+    (tmp_path / "photos/.lock").touch()  # as an index, a recording or a training has
+    (tmp_path / "photos/report.md").write_text("my own")
+    with pytest.raises(RunError, match="no evaluation"):
+        evaluate(configs, tmp_path / "photos")
     evaluate(configs, tmp_path / "out")
     with pytest.raises(RunError, match="run of build-tree"):  # a policy's folder holds a journal, as a run's does
         evaluate(configs, tmp_path / "out/direct")

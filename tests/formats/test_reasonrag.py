@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -226,3 +227,12 @@ def test_a_passage_of_one_line_has_no_title_and_is_shown_once():
     assert prompt.messages[1].content.count("[cut]") == 1
     assert len(prompt.messages[1].content) < 400
     assert [title for title, _ in read(prompt).documents] == ["", "Star Wars"]
+
+
+def test_a_secret_in_a_prompt_is_refused_before_it_is_kept_in_a_run(tmp_path):
+    shutil.copytree(PromptSet.find("default").folder, tmp_path / "mine")
+    asking = tmp_path / "mine/reasonrag/reasoning.txt"
+    asking.write_text("Use the key sk-proj-AbCdEfGhIjKlMnOpQrStUvWxYz0123456789abcdEFGH.")
+    with pytest.raises(ConfigError, match=r"reasoning\.txt holds what looks like a secret") as caught:
+        ReasonRAGFormat(PromptSet.find(str(tmp_path / "mine")))
+    assert "sk-proj" not in str(caught.value)

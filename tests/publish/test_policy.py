@@ -38,6 +38,12 @@ def test_weights_and_how_they_are_asked_go_up_and_no_pickle_journal_or_checkpoin
     assert "(curves.svg)" in card_of(found).text
 
 
+def test_the_labels_of_a_process_reward_model_go_up_with_its_weights(tmp_path):
+    path = write_policy(tmp_path / "prm")
+    (path / "prm.json").write_text("{}")
+    assert "prm.json" in staged(path).files
+
+
 def test_an_adapter_names_its_model_and_a_place_on_this_machine_is_left_out(tmp_path):
     base = tmp_path / "models/mine"
     base.mkdir(parents=True)

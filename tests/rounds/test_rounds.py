@@ -79,6 +79,16 @@ def test_a_run_that_began_with_another_policy_is_refused(whole: Path, tmp_path: 
 
 
 @pytest.mark.slow
+def test_a_run_that_began_with_other_prompts_or_another_corpus_is_refused(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "rounds")
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "1", "contents": "A\\nAnother corpus."}\n')
+    for flag, value, said in (("--corpus", corpus, "content.corpus"), ("--prompts", "default", "content.prompts")):
+        other = product.run(*SMALL, flag, str(value), "--out", tmp_path / "rounds")
+        assert other.returncode == 2 and said in other.stderr
+
+
+@pytest.mark.slow
 def test_rounds_share_no_question_with_each_other_or_with_dev_and_stay_below_the_bound(whole: Path) -> None:
     rows = json.loads((whole / "improve.json").read_text())["rounds"]
     assert [row["policy"] for row in rows] == ["demo", "round-1/policy", "round-2/policy"]

@@ -8,6 +8,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from reasonrag.core.errors import DataError
@@ -109,10 +111,10 @@ def test_numpy_answers_and_nan_metadata_from_parquet_become_plain_python(tmp_pat
         (row(question=None), "question missing or empty in 1 row (2)"),
         (row(question="  "), "question missing or empty in 1 row (2)"),
         (row(question=float("nan")), "question missing or empty in 1 row (2)"),
-        (row(golden_answers=None), "golden_answers missing or empty in 1 row (2)"),
-        (row(golden_answers=[]), "golden_answers missing or empty in 1 row (2)"),
-        (row(golden_answers=[""]), "golden_answers missing or empty in 1 row (2)"),
-        (row(golden_answers=float("nan")), "golden_answers missing or empty in 1 row (2)"),
+        (row(golden_answers=None), "golden_answers missing, empty or not all texts or numbers in 1 row (2)"),
+        (row(golden_answers=[]), "golden_answers missing, empty or not all texts or numbers in 1 row (2)"),
+        (row(golden_answers=[""]), "golden_answers missing, empty or not all texts or numbers in 1 row (2)"),
+        (row(golden_answers=float("nan")), "golden_answers missing, empty or not all texts or numbers in 1 row (2)"),
         (row(golden_answers=[1], choices=["a", "b"]), "choices (write them into the question, and the right one as"),
         (row(None), "id missing or empty in 1 row (2)"),
         (row(float("nan")), "id missing or empty in 1 row (2)"),
@@ -126,6 +128,35 @@ def test_an_unusable_row_is_named(tmp_path: Path, bad: object, named: str, figur
     message = refusal(write(tmp_path / "a.jsonl", row("first"), bad))
     figure("the second of two rows is named, in each of 14 kinds" if named in message else f"not named: {named}")
     assert named in message
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"golden_answers": ["Bob", {"text": "Rob"}]}, "golden_answers missing, empty or not all texts or numbers"),
+        ({"golden_answers": ["Bob", ["Rob"]]}, "golden_answers missing, empty or not all texts or numbers"),
+        ({"rubric": [{"criterion": "a year"}, "a name"]}, "rubric without a text"),
+        ({"items": "Nantes; Brest"}, "items without a text"),
+    ],
+)
+def test_what_grades_an_answer_is_never_read_in_part(tmp_path: Path, bad: dict[str, object], named: str) -> None:
+    assert f"{named} in 1 row (2)" in refusal(write(tmp_path / "a.jsonl", row("first"), row(**bad)))
+
+
+def test_answers_in_binary_are_refused(tmp_path: Path) -> None:
+    columns = {"id": ["1"], "question": ["Who?"], "golden_answers": [[b"Bob"]]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    assert "golden_answers missing, empty or not all texts or numbers in 1 row (1)" in refusal(
+        str(tmp_path / "a.parquet")
+    )
+
+
+def test_a_table_may_hold_lists_and_metadata_in_json(tmp_path: Path) -> None:
+    row = """1,Who?,"[""Bob"", ""Rob""]","{""gold_ids"": [""p""]}","[[""Bob""], [""Al"", ""Alan""]]"\n"""
+    (tmp_path / "a.csv").write_text("id,question,golden_answers,metadata,items\n" + row)
+    (question,) = load_questions(str(tmp_path / "a.csv"))
+    assert question.golden_answers == ("Bob", "Rob") and question.metadata["gold_ids"] == ["p"]
+    assert question.items == (("Bob",), ("Al", "Alan"))
 
 
 @pytest.mark.fault("28", "the ids 1 and '1'", "refused with the line of the second")
