@@ -57,6 +57,8 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
     own = {"loss_type": loss_types, "precompute_ref_log_probs": settings.reference == "precomputed"}
     run = TrainingRun("dpo", settings, out, DPOConfig, log=log, **own)
 
+    of_reference = settings.model_copy(update={"model": settings.reference_model})
+
     def read() -> TrainingData:
         # A run's folder, a file or a Hub data set ->
         # checked rows -> the ids read and sampled by the policy.
@@ -65,6 +67,8 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
         smooth, checksum = settings.smooth_by_confidence, pairs.checksum
         if smooth:
             checksum = short_hash([checksum, *(pair.confidence for pair in (*pairs.train, *pairs.test))])
+        if settings.reference_model is not None:  # the identity has its name alone
+            checksum = short_hash([checksum, open_source(of_reference).checksum])
         # With lengths, pairs of like length share a forward
         # pass, unless the loss compares those of a pass.
         with_lengths = _BATCH_LOSS_TYPES.isdisjoint(loss_types)
@@ -82,7 +86,7 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
         is_frozen = settings.reference == "frozen" or (settings.reference == "auto" and settings.method == "full")
         reference = load_weights(run.source, settings) if is_frozen else None
         if settings.reference_model is not None:
-            source = open_source(settings.model_copy(update={"model": settings.reference_model}))
+            source = open_source(of_reference)
             reference = load_weights(source, settings)
             if source.is_adapter:
                 reference = reference.merge_and_unload()

@@ -83,6 +83,8 @@ def open_task(settings: RLSettings) -> Task:
     held_out = _held_out(settings, config, questions)
     retriever = open_retriever(config, questions)
     content |= {"questions": questions_fingerprint(questions), "corpus": retriever.fingerprint}
+    if held_out:  # the best checkpoint is chosen by them
+        content["held_out"] = questions_fingerprint(held_out)
     content["prompts"] = format.fingerprint
     named, checksum = named_path(settings.data), short_hash(content)
     facts = {
@@ -172,6 +174,8 @@ def _reward_content(settings: RLSettings, needs: frozenset[str]) -> dict[str, st
     if reward.prm.model is not None:
         spec = reward.prm.model
         content["prm"] = spec if spec.startswith("python:") else model_identity(str(named_path(spec)))
+    if (known_by := reward.hiprag.known_by) and known_by.startswith("hf:"):
+        content["known_by"] = model_identity(str(named_path(known_by.removeprefix("hf:"))))
     if settings.plans is not None:
         content["plans"] = size_and_digest(named_path(settings.plans))[1][:16]
     return content

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -66,6 +67,9 @@ def test_a_policy_is_held_to_the_reference_model_that_is_named(policy, data, who
         )
         losses.append(quietly(settings, tmp_path / str(bool(reference)))["history"][0]["eval_loss"])
     assert losses[0] == pytest.approx(math.log(2)) and losses[1] < losses[0] - 0.05
+    other = Path(shutil.copytree(whole[0], tmp_path / "other" / policy.name))
+    with pytest.raises(RunError, match=r"content\.data"):
+        quietly(settings.model_copy(update={"reference_model": str(other)}), tmp_path / "True")
 
 
 CHILD = """

@@ -55,6 +55,14 @@ def test_another_judge_or_other_prompts_of_it_are_another_training(tmp_path):
         assert content(format__prompts=str(own))["judge_prompts"] != content()["judge_prompts"]
 
 
+def test_other_weights_of_the_model_that_says_what_is_known_are_another_training(tmp_path):
+    named = {"reward__hiprag__known_by": f"hf:{tmp_path}"}
+    (tmp_path / "config.json").write_text("{}")
+    before = content(**named)["known_by"]
+    (tmp_path / "config.json").write_text('{"trained": "again"}')
+    assert content(**named)["known_by"] != before and "known_by" not in content()
+
+
 def test_a_judge_that_a_reward_does_not_ask_is_no_part_of_the_training(plans):
     assert content(reward__name="outcome") == content(reward__name="outcome", judge__spec="demo-judge:0:0.5")
     assert "judge" not in content(reward__hiprag__lambda_p=0.0, judge__spec=None)
@@ -156,7 +164,9 @@ def test_held_out_paragraphs_are_not_found_in_training(tmp_path):
     dev = {"validation__data": carrying(tmp_path, "dev.jsonl", range(30, 40)), "validation__steps": 5}
     alone = tasks.open_task(settings(**named))
     task = tasks.open_task(settings(**named, **dev))
-    assert task.content_of == alone.content_of
+    assert task.content_of == alone.content_of | {"held_out": task.content_of["held_out"]}
+    carrying(tmp_path, "dev.jsonl", range(50, 60))  # values of other questions cannot be compared
+    assert tasks.open_task(settings(**named, **dev)).content_of["held_out"] != task.content_of["held_out"]
     assert (found(task.retriever, "30 x30"), found(task.retriever, "11 x11")) == (set(), {"T11"})
     _, own = tasks.batched_retrievers(task)
     assert (found(own, "30 x30"), found(own, "11 x11")) == ({"T30"}, set())
