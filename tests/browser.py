@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.wait import WebDriverWait
 
 # As root there is no sandbox, and a container's /dev/shm is small; the rest keeps the browser from doing anything that
 # the page did not ask for.
@@ -50,6 +51,7 @@ class Browser(webdriver.Chrome):
     def open(self, page: Path | str) -> None:
         """Load a file, or an address, and wait until it is there."""
         self.get(page.absolute().as_uri() if isinstance(page, Path) else page)
+        WebDriverWait(self, 20).until(lambda _: self.execute_script("return document.readyState") == "complete")
 
     def forget(self) -> None:
         """Count what was said on the console, asked for and opened from here on."""

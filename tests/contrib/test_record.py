@@ -224,7 +224,7 @@ def test_no_path_leads_above_that_of_the_upstream(tmp_path, figure):
     replies = asyncio.run(play())
     figure(f"{replies.count('ask below /v1/ or /c/NAME/v1/')} of {len(paths)} refused")
     assert {*replies} == {"ask below /v1/ or /c/NAME/v1/"}
-    for address, problem in (("127.0.0.1:9", "not an http"), ("http://127.0.0.1:9/v1?key=abc", "has a ? or #")):
+    for address, problem in (("127.0.0.1:9", "not an http"), ("http://127.0.0.1:9/v1?key=abc", r"has a \? or #")):
         with pytest.raises(ConfigError, match=problem):
             Recorder(address, tmp_path)
 
