@@ -268,7 +268,8 @@ class Evaluation:
         outcome = open_outcome(config.outcome, judge) if self.graded else None
         examiner = Examiner(judge, policy, self.judged, outcome)
         async with show(self) if show else contextlib.nullcontext():
-            served = await check(parts, begun=folder.begun, wait_s=config.run.wait_s)
+            before = folder.facts().get("served")
+            served = await check(parts, begun=folder.begun, before=before, wait_s=config.run.wait_s)
             folder.bind()
             folder.keep_served(served)
             outcomes = []

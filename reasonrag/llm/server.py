@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -28,7 +29,7 @@ from reasonrag.core.calls import (
     parse_retry_after,
 )
 from reasonrag.core.config import ModelConfig
-from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError, RunError
 from reasonrag.core.event_loop import Worker
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import Completion, Message, Prompt, Span
@@ -76,6 +77,7 @@ class ServerLLM:
         slots: the requests in flight at the servers.
         dropped: parameters that requests omit, as the server refused
             them. Without `seed`, samples cannot be reproduced.
+        served: identity of the weights that it has to serve, "" if it is unknown.
     """
 
     def __init__(
@@ -138,6 +140,9 @@ class ServerLLM:
             first_wait_s=backoff_s,
         )
         self.slots = self._addresses.slots
+        self.served = ""
+        self._returns = 0  # of servers that were away
+        self._looked: asyncio.Future[Any] | None = None  # at what they serve since then
         self.decode: Callable[[Sequence[int]], str] | None = None  # of the tokenizer that encodes prompts here
         # A long prompt takes a millisecond to encode, mostly without the interpreter's lock, and a reply of
         # 30 MB takes .3 s to parse; a tokenizer that is asked from two threads at a time may fail.
@@ -150,9 +155,20 @@ class ServerLLM:
         Raises:
             LLMError: with cause `refused`, `context_overflow`,
                 `http_429`, `unreachable`, `timeout` or `bad_reply`.
+            RunError: a server that was away came back with other weights, or another model.
         """
         send = partial(self._send, prompt, await self._encoded(prompt), sampling)
-        return await self._addresses.ask(send, priority=caller.get().priority, question=caller.get().question)
+        completion = await self._addresses.ask(send, priority=caller.get().priority, question=caller.get().question)
+        if self._returns != (returns := sum(server.returns for server in self._addresses.all)):
+            self._returns, self._looked = returns, asyncio.ensure_future(self.check())
+        try:
+            if self._looked is not None:  # no reply counts until it is known whose it is
+                await asyncio.shield(self._looked)
+        except ConfigError as error:
+            raise RunError(str(error)) from error
+        except LLMError:  # away again, and looked at when it is back
+            pass
+        return completion
 
     async def check(self) -> ServedModel | None:
         """Return how the first server lists the model; None if it does not list it. All servers have to answer.
@@ -164,13 +180,22 @@ class ServerLLM:
         Raises:
             ConfigError: the server lists other models and does
                 not serve this one, or `base_url` is wrong.
+            RunError: it serves other weights than before.
             LLMError: the server cannot be reached, or refuses the key.
         """
         served_models = [await self._check(server.url) for server in self._addresses.all]
         known = [model for model in served_models if model is not None]
-        if len({served_identity(root) for root in {model.root for model in known if model.root}}) > 1:
+        identities = {served_identity(root) for root in {model.root for model in known if model.root}}
+        if len(identities) > 1:
             roots = ", ".join(readable(model.root.encode(), self._key, limit=80) for model in known)
             raise ConfigError(f"the servers of {self.name} serve different models under that name: {roots}")
+        now = "".join(identities)
+        if self.served and now and now != self.served:
+            raise RunError(
+                f"the run was begun with {self.served} behind the name {self.name}, which is now {now}; serve that "
+                "again, or choose a new folder for --out"
+            )
+        self.served = now or self.served
         contexts = [model.context for model in known if model.context is not None]
         first = served_models[0]
         return first and replace(first, context=min(contexts, default=None))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reasonrag.core import event_loop
 from reasonrag.core.config import Config, JudgeConfig, ModelConfig, PolicyCard
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import import_plugin
-from reasonrag.core.settings import named_path
+from reasonrag.core.settings import Tree, named_path
 from reasonrag.core.types import Question
 from reasonrag.formats import Format, PromptSet, open_format
 from reasonrag.formats.base import fingerprint
@@ -19,7 +20,15 @@ from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.model_folder import model_identity, public_name
 from reasonrag.online_rl.reference_plans import Plans, load_plans
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.pipeline.parts import check_llm, judge_service, open_llm, open_questions, open_retriever
+from reasonrag.pipeline.parts import (
+    as_served,
+    check_llm,
+    judge_service,
+    open_llm,
+    open_questions,
+    open_retriever,
+    served_by,
+)
 from reasonrag.retrieval.base import BatchedRetriever, MemoryStore, Retriever
 from reasonrag.retrieval.encoders import open_encoder
 from reasonrag.rewards import Reward, RewardParts, open_reward, reward_needs
@@ -79,6 +88,9 @@ def open_task(settings: RLSettings) -> Task:
     needs = needs_of(settings, format)
     plans = load_plans(named_path(settings.plans)) if settings.plans is not None else {}
     content = _reward_content(settings, needs)
+    if "judge" in needs:
+        config = as_served(config, asked=["judge"])
+        content |= _judge_content(config.judge)
     questions = open_questions(config)
     held_out = _held_out(settings, config, questions)
     retriever = open_retriever(config, questions)
@@ -155,7 +167,7 @@ def judge_name(judge: JudgeConfig) -> str:
 
 
 def _reward_content(settings: RLSettings, needs: frozenset[str]) -> dict[str, str]:
-    """Return what identifies the judge, encoder, PRM and plans, on which the reward's values depend.
+    """Return what identifies the judge's prompts, encoder, PRM and plans, on which the reward's values depend.
 
     Raises:
         ConfigError: the prompt set lacks a text.
@@ -166,7 +178,6 @@ def _reward_content(settings: RLSettings, needs: frozenset[str]) -> dict[str, st
         texts = [templates_fingerprint(prompts)]
         if reward.name == "hiprag":  # its question to the policy
             texts.append(prompts.text("hiprag/direct"))
-        content["judge"] = judge_name(settings.judge)
         content["judge_prompts"] = fingerprint(*texts)
     if "encoder" in needs:
         encoder = reward.when_to_search.encoder
@@ -179,6 +190,21 @@ def _reward_content(settings: RLSettings, needs: frozenset[str]) -> dict[str, st
     if settings.plans is not None:
         content["plans"] = size_and_digest(named_path(settings.plans))[1][:16]
     return content
+
+
+def _judge_content(judge: JudgeConfig) -> dict[str, str]:
+    """Return what identifies the judge: its name and, if it is on a server that says where they are, its weights.
+
+    Raises:
+        LLMError, ConfigError: the server does not answer, or will not work.
+    """
+
+    async def ask() -> dict[str, Tree]:
+        async with aclosing(open_llm(judge.llm, "judge")) as llm:
+            return await served_by({"judge_weights": llm})
+
+    served = event_loop.run(ask()) if judge.llm.address.is_server else {}
+    return {"judge": judge_name(judge), **{name: behind["model"] for name, behind in served.items()}}
 
 
 def open_task_reward(
@@ -213,9 +239,9 @@ def open_task_reward(
     if "judge" in needs:
         calls = Journal(journal)
         opened.callback(calls.close)
-        llm = JournaledLLM(open_llm(settings.judge.llm, "judge"), calls, kind="judge")
+        llm = JournaledLLM(open_llm(task.config.judge.llm, "judge"), calls, kind="judge")
         opened.push_async_callback(llm.aclose)
-        parts = replace(parts, judge=judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts)))
+        parts = replace(parts, judge=judge_service(llm, task.config.judge, PromptSet.find(settings.format.prompts)))
     if settings.outcome.name:
         parts = replace(parts, outcome=open_outcome(settings.outcome, parts.judge))
     return open_reward(reward, parts)

@@ -21,7 +21,7 @@ from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.online_rl.collector import BatchPlan, Collector, RolloutLoop, Validation, collapse
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.task import batched_retrievers, open_task, open_task_reward
-from reasonrag.pipeline.parts import open_engine
+from reasonrag.pipeline.parts import open_engine, served_by
 from reasonrag.rollout import derive_seed
 from reasonrag.training.model import load_weights, lora_config
 from reasonrag.training.run import BEST, Log, TrainingRun, save_policy
@@ -42,6 +42,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
     run = TrainingRun("rl", settings, out, GRPOConfig, log=log, **trl_settings(settings))
     with closing(RolloutLoop(task.config.stall_s)) as loop, run:
         loop.parts.push_async_callback(task.aclose)
+        loop.run(served_by({"retriever": task.retriever}))  # one that is away should end this before a model is loaded
         remark = "" if task.held_out else ": no best policy is kept (validation.data names questions)"
         run.log(f"{len(task.questions)} questions, {len(task.held_out)} held out for validation{remark}")
         # Rows are numbers for TRL's sampler: the collector chooses the questions by the step.

@@ -94,7 +94,8 @@ def build_trees(
 
         async def build_all() -> None:
             async with contextlib.aclosing(build.parts):
-                run.keep_served(await check(build.parts, begun=run.begun, wait_s=config.run.wait_s))
+                before = run.facts().get("served")
+                run.keep_served(await check(build.parts, begun=run.begun, before=before, wait_s=config.run.wait_s))
                 async with show(build) if show else contextlib.nullcontext():
                     # As many questions at once as keep the engines busy,
                     # never in lockstep. A finished tree is in the journal;

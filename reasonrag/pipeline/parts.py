@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -458,22 +458,39 @@ def sampling(model: ModelConfig) -> Sampling:
     return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)
 
 
-async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> dict[str, Tree]:
-    """Check that all servers answer, within `wait_s`, before any call is paid for.
+async def check(
+    parts: Parts, *, begun: bool = False, before: Mapping[str, Tree] | None = None, wait_s: float = 0.0
+) -> dict[str, Tree]:
+    """Check that all servers answer, within `wait_s`, before any call is paid for; as `served_by`."""
+    opened = {"policy": parts.policy, "judge": parts.judge, "completer": parts.completer, "retriever": parts.retriever}
+    served = await served_by(opened, begun=begun, before=before, wait_s=wait_s)
+    # A run that goes on has found this out.
+    opens_turns = isinstance(parts.format, StreamFormat) or getattr(parts.format, "openings", None)
+    if opens_turns and not begun and hasattr(parts.policy, "check_open_turn"):
+        await parts.policy.check_open_turn()
+    return served
+
+
+async def served_by(
+    opened: Mapping[str, Any], *, begun: bool = False, before: Mapping[str, Tree] | None = None, wait_s: float = 0.0
+) -> dict[str, Tree]:
+    """Ask the servers of some parts, by role, what they serve, within `wait_s`.
 
     Returns:
         by role, path and identity (`served_identity`) of the weights of a server's model, if the server
         reports a path; of a retrieval server, a checksum of the passages that it finds.
 
-    A run that had `begun` has found them before: one that does
+    A run that had `begun` has found them `before`: one that does
     not answer now is waited for, as if it had gone away later.
 
     Raises:
-        LLMError, RetrievalError, ConfigError: a part will not work; one clear line.
+        LLMError, RetrievalError, ConfigError, RunError: a part will not work; one clear line.
     """
     served: dict[str, Tree] = {}
 
-    async def check_one(role: str, part: Any) -> None:
+    async def ask(role: str, part: Any) -> None:
+        if hasattr(part, "served"):
+            part.served = (before or {}).get(role, {}).get("model", "")
         try:
             answer = await _once_up(part, 0.0 if begun else wait_s)
         except BackendError as error:
@@ -486,10 +503,5 @@ async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> di
             elif root := getattr(answer, "root", ""):
                 served[role] = {"root": root, "model": served_identity(root)}
 
-    opened = {"policy": parts.policy, "judge": parts.judge, "completer": parts.completer, "retriever": parts.retriever}
-    await asyncio.gather(*(check_one(role, part) for role, part in opened.items() if hasattr(part, "check")))
-    # A run that goes on has found this out.
-    opens_turns = isinstance(parts.format, StreamFormat) or getattr(parts.format, "openings", None)
-    if opens_turns and not begun and hasattr(parts.policy, "check_open_turn"):
-        await parts.policy.check_open_turn()
+    await asyncio.gather(*(ask(role, part) for role, part in opened.items() if hasattr(part, "check")))
     return served

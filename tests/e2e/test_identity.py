@@ -110,7 +110,7 @@ def test_another_model_behind_the_name_of_a_server_is_another_run(command: str, 
         assert (first.returncode, again.returncode, again.stderr.count("calls (")) == (0, 0, 0), first.stderr
         (model / "config.json").write_text('{"trained": "again"}')
         changed = product.run(*args)
-    assert changed.returncode == 2 and "behind the name of the policy, which is now merged@" in changed.stderr
+    assert changed.returncode == 2 and "behind the name extractor, which is now merged@" in changed.stderr
 
 
 def test_a_run_that_goes_on_with_another_corpus_behind_its_retriever_says_so(world: World, tmp_path: Path) -> None:

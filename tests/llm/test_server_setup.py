@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from reasonrag.core.config import ModelConfig, load_config
-from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError, RunError
 from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
@@ -138,6 +138,25 @@ def test_servers_of_one_name_are_of_one_model_and_the_smallest_context_counts(se
                 asyncio.run(checked())
         else:
             assert asyncio.run(checked()).context == 64
+
+
+@pytest.mark.parametrize("after", ["/disk/qwen-7b", "/disk/qwen-7b-v2"])
+def test_a_server_that_was_away_and_comes_back_with_other_weights_ends_the_run(after):
+    entry = {"id": "fake", "root": "/disk/qwen-7b"}
+    restarts = {"faults": [Answer(503)] * 3, "edit": lambda request, answer: entry.update(root=after)}
+
+    async def asked(server: FakeOpenAI) -> str:
+        async with aclosing(ServerLLM(server.base_url, "fake")) as llm:
+            await llm.check()
+            return (await llm.complete(PROMPT, Sampling())).text
+
+    with FakeOpenAI(models=(entry,), **restarts) as server:
+        if after == "/disk/qwen-7b":
+            assert asyncio.run(asked(server)) == "ok"
+        else:
+            with pytest.raises(RunError, match=r"begun with qwen-7b behind the name fake, which is now qwen-7b-v2; "):
+                asyncio.run(asked(server))
+        assert server.looks == 2
 
 
 def test_an_address_among_several_is_checked_like_one():

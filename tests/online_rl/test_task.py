@@ -10,10 +10,11 @@ import pytest
 
 from papers import PAPERS
 from reasonrag.core.config import JudgeConfig
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.online_rl import task as tasks
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import plan_schema
+from tests.fakes.model_server import FakeOpenAI
 from tests.fakes.scripted import ScriptedLLM
 from tests.online_rl.toys import settings
 
@@ -179,3 +180,16 @@ def test_a_split_that_the_data_sets_name_is_not_validated_on():
     plain = tasks.open_task(settings("demo-outcome", **validated))
     assert [q.id for q in named.held_out] == [q.id for q in plain.held_out] != []
     assert all("-dev-" in q.id for q in named.held_out)
+
+
+def test_a_judge_on_a_server_is_asked_for_its_name_and_weights_before_a_model_is_loaded():
+    entry = {"id": "org/judge", "root": "/models/judge-7b"}
+    with FakeOpenAI(models=(entry,)) as server:
+        named = content(judge__spec=server.base_url)
+        assert (named["judge"], named["judge_weights"]) == ("org/judge", "judge-7b")
+        entry["root"] = "/models/judge-8b"
+        assert content(judge__spec=server.base_url)["judge_weights"] == "judge-8b"
+        with pytest.raises(ConfigError, match="does not serve 'another'"):
+            content(judge__spec=server.base_url, judge__model="another")
+    with pytest.raises(LLMError, match="no server answers at"):
+        content(judge__spec=server.base_url)
