@@ -115,6 +115,8 @@ class Improvement:
         self.metrics = {name: label for name, label in _METRICS.items() if name != "outcome" or graded}
         self.config, self.train, self.rounds, self.out, self.log = config, train, rounds, out, log
         self.settings = ImproveSettings(**dict(config), train=train, rounds=rounds)
+        if rounds.serve and "{model}" not in rounds.serve:
+            raise ConfigError(f"--serve {rounds.serve!r} names no {{model}}, so each round would serve the same")
         is_server = config.policy.address.is_server
         self.first = (train.model if is_server else None) or acting_policy(config.policy)[0] or ""
         if not self.first or is_server != bool(rounds.serve):

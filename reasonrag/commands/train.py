@@ -270,6 +270,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.pipeline.parts import as_served, check, open_engine, open_parts
     from reasonrag.pipeline.work import Progress
     from reasonrag.storage.files import lock
+    from reasonrag.storage.folder import Folder
     from reasonrag.storage.journal import Journal
 
     log_plainly()
@@ -284,7 +285,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         raise ConfigError(f"{out} exists and is no file of plans; choose another name for --out") from None
     out.parent.mkdir(parents=True, exist_ok=True)
     journal_path = out.with_name(f"{out.name}.journal.sqlite")
-    has_begun = journal_path.exists()
+    has_begun, record = journal_path.exists(), Folder(out.parent, "journal", record=f"{out.name}.journal.json")
     progress = Progress(len(parts.questions), "questions", label="reference plans")
 
     # Every reply is in the journal, under the content of its request,
@@ -295,7 +296,8 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         assert judge is not None  # value.kind is judge
         engine = open_engine(config, policy, retriever, parts.format)
         async with contextlib.aclosing(parts):
-            await check(parts, begun=has_begun, wait_s=config.run.wait_s)
+            before = record.facts().get("served")
+            record.keep_served(await check(parts, begun=has_begun, before=before, wait_s=config.run.wait_s))
             async with stop.show(progress, journal.drain):
                 return await make_plans(
                     parts.questions,

@@ -10,10 +10,15 @@ from math import prod
 from pathlib import Path, PurePath
 from typing import Any
 
+import structlog
+
 from reasonrag.core.config import POLICY_CARD
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import excerpt, parse_json
+from reasonrag.storage.files import read_json
+
+log = structlog.get_logger()
 
 # Files that a loader reads. Reports, curves and checkpoints
 # of a training run change no reply, and may come later.
@@ -95,6 +100,10 @@ def model_checksum(folder: Path) -> str:
     files = set(model_files(folder))
     if (base := adapter_base(folder)) and Path(base).is_dir():
         files.update(model_files(Path(base)))
+        try:
+            check_base(folder)
+        except DataError as error:
+            log.warning(str(error))
     for path in {path.parent for path in files}:
         if problem := shards_problem(path):
             raise ConfigError(f"{path}: {problem}")
@@ -109,6 +118,17 @@ def model_checksum(folder: Path) -> str:
                 file.seek(size * part // 64)
                 digest.update(file.read(_PART))
     return digest.hexdigest()[:12]
+
+
+def check_base(folder: Path) -> None:
+    """Raise DataError if an adapter that was trained here was trained on other files than its model has now."""
+    base, trained = adapter_base(folder), (read_json(folder / "training.json") or {}).get("model")
+    known = str(trained.get("checksum")) if isinstance(trained, dict) else ""
+    # One that was trained further names the adapter before it.
+    if not base or not Path(base).is_dir() or not known.startswith(f"{Path(base).resolve().name}@"):
+        return
+    if not known.startswith(model_identity(base)):
+        raise DataError(f"the adapter was trained on a model with other files than {base} has; bring those back")
 
 
 def model_files(folder: Path) -> list[Path]:

@@ -235,8 +235,13 @@ class Collector:
 
         async def sample(index: int) -> Sample:
             attempt_seed = derive_seed(seed, question.dataset, question.id, index)
+            rows: tuple[Transcript, ...] = ()
             trajectory, cause = await roll_out(self.engine, question, attempt_seed)
-            rows = transcripts(trajectory, self.chat) if trajectory is not None else ()
+            if trajectory is not None:
+                try:
+                    rows = transcripts(trajectory, self.chat)
+                except LLMError as error:
+                    cause = error.cause
             if rows:
                 return Sample(question, index, trajectory, tuple(map(self._ended, rows)), Score(None))
             # The policy wrote nothing, or the backend refused; TRL needs a row for each trajectory.

@@ -17,6 +17,7 @@ from itertools import accumulate, zip_longest
 from statistics import fmean, stdev
 from typing import Any, Literal
 
+from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Question, Span, Step, Trajectory
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.rewards.base import NO_REWARD, Score
@@ -64,7 +65,7 @@ def transcripts(trajectory: Trajectory, chat: ChatTemplate) -> tuple[Transcript,
 
     Each sampled token stands in exactly one row, after exactly the
     tokens that the policy read. Rows without sampled tokens are left
-    out. Raise ValueError if a backend did not report token ids.
+    out. Raise LLMError (`no_token_ids`) if a backend did not report them.
     """
     runs: list[list[Step]] = []
     open_turn: tuple[Span, ...] = ()  # up to the end of the last step
@@ -94,7 +95,8 @@ def _transcript(run: Sequence[Step], chat: ChatTemplate, steps: int) -> Transcri
     mask: list[int] = []
     for span in (*last.prompt.turn, _sampled(last)):
         if span.by_policy and span.token_ids is None:
-            raise ValueError("the policy's backend reports no token ids, and its text must not be encoded again")
+            problem = "the policy's backend reports no token ids, and its text must not be encoded again"
+            raise LLMError(problem, cause="no_token_ids")
         ids = chat.span_ids(span)
         if mask or span.by_policy:
             completion_ids += ids

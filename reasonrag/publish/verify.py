@@ -16,7 +16,7 @@ from reasonrag.core.errors import DataError, InputError, RunError
 from reasonrag.core.text import one_line
 from reasonrag.dpo.pairs import Question, repeated_questions
 from reasonrag.dpo.preferences import PairRules, check_of_run, check_shards, pairs_in, split_of
-from reasonrag.llm.model_folder import check_tensors, model_files, shards_problem
+from reasonrag.llm.model_folder import check_base, check_tensors, model_files, shards_problem
 from reasonrag.retrieval.index import IndexFolder
 from reasonrag.spre.estimate import SHAPE, check_tree
 from reasonrag.storage import tables
@@ -228,6 +228,8 @@ def _check_model(folder: Path, where: str, verified: Verified) -> None:
     is_model = any(file.suffix in (".safetensors", ".bin") for file in files)
     if problem := shards_problem(folder):
         verified.note(f"index of weights{where}", 1, problem)
+    if (folder / "adapter_config.json").is_file():
+        verified.check(f"model of the adapter{where}", check_base, folder)
     for file in files if is_model else ():
         if file.suffix == ".safetensors":
             verified.check(f"tensors{where}", check_tensors, file)

@@ -96,6 +96,8 @@ def open_source(settings: TrainSettings) -> ModelSource:
         raise ConfigError("no model to train is named; add --model with a folder, a Hub id, or demo")
     path = model_path(settings.model)
     check_folder(path)
+    if Path(path).is_dir():  # an adapter names its model's folder, also to who works in another one
+        path = str(Path(path).absolute())
     base = adapter_base(Path(path))
     if base is not None and settings.method == "full":
         raise ConfigError(

@@ -169,6 +169,13 @@ def test_a_judge_that_stays_away_ends_the_training_and_says_how_to_go_on():
         batch(away, 3)
 
 
+def test_a_reply_without_its_token_ids_sets_its_trajectory_aside():
+    def say(prompt, seed):
+        return Completion(answered(prompt, seed)) if seed % 8 == 0 else answered(prompt, seed)
+
+    assert batch(collector(differs, say=say)).unscored == {"no_token_ids": 3}
+
+
 @pytest.mark.fault("24", "rewards that are NaN or infinite, in online RL", "none, and counted")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_reward_that_is_no_number_is_none(value, figure):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from reasonrag.core.errors import LLMError
 from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Completion, FinishReason, Search, StopReason, Trajectory
 from reasonrag.demo.world import demo_corpus, demo_questions
@@ -174,7 +175,7 @@ def test_a_policy_that_says_nothing_has_no_row(bpe):
 
 
 def test_a_backend_without_token_ids_is_refused(bpe):
-    with pytest.raises(ValueError, match="must not be encoded again"):
+    with pytest.raises(LLMError, match="must not be encoded again"):
         transcripts(spoken(bpe, Completion("<answer>x</answer>")), bpe)
 
 

@@ -126,6 +126,7 @@ def test_what_cannot_be_improved_is_refused_before_anything_is_written(tmp_path:
     served = {"policy.spec": "http://127.0.0.1:1/v1", "questions.dataset": "demo", "questions.limit": 8}
     for overrides, rounds, message in (
         (served, {}, "--serve, the command that starts it"),
+        (served, {"serve": "vllm serve mine"}, "names no {model}, so each round would serve the same"),
         (served | {"policy.spec": "extractive"}, {}, "cannot act with new weights"),
         (served | {"policy.spec": "demo"}, {"budget": 10}, "does not pay"),
         ({"questions.dataset": "demo"}, {}, "--limit is missing"),

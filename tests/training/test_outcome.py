@@ -12,6 +12,7 @@ import pytest
 from reasonrag.core.errors import ConfigError
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.settings import RLSettings
+from reasonrag.publish.verify import verify
 from reasonrag.training.model import merge_adapter
 from reasonrag.training.run import identity_of, last_checkpoint, mark_complete, summarise
 from tests.training.toys import dpo_settings, save_calm_model, train, write_pairs
@@ -122,6 +123,16 @@ def test_an_adapter_whose_model_is_gone_says_so(adapter, tmp_path):
     with pytest.raises(ConfigError, match="/no/such/model"):
         merge_adapter(folder, tmp_path / "merged", chat=ChatTemplate.load(str(folder)))
     assert not (tmp_path / "merged").exists()
+
+
+def test_an_adapter_on_other_weights_than_it_was_trained_on_is_no_sound_policy(policy, data, tmp_path, monkeypatch):
+    base, out = shutil.copytree(policy, tmp_path / "base"), tmp_path / "dpo"
+    monkeypatch.chdir(tmp_path)
+    train(dpo_settings(data, "base", **LORA | {"max_steps": 1, "merge": False}), out, log=lambda line: None)
+    assert verify(out).problems == []
+    (base / "model.safetensors").write_bytes((out / "adapter_model.safetensors").read_bytes())
+    (problem,) = verify(out).problems
+    assert f"was trained on a model with other files than {base} has;" in problem
 
 
 @pytest.mark.slow
