@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import WHOLE, Shard
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -156,15 +157,26 @@ def _option(key: str, flag: Mapping[str, Any], show_key: bool) -> Callable[[F], 
     # click passes options as arguments, whose names have
     # no dots: "search__iterations" for search.iterations.
     parameter = key.replace(".", "__") if show_key else key.rpartition(".")[2]
+    several = flag.get("several", False)
+    is_alone = key.rpartition(".")[2] in ("dataset", "corpus", "data")
     return click.option(
         flag["flag"],
         parameter,
         type=TYPES[kind] if isinstance(kind, str) else click.Choice(kind),
         is_flag=kind == "boolean",
         help=flag["help"] + (f"  [{key}{flag['default']}]" if show_key else ""),
-        multiple=flag.get("several", False),
+        multiple=several or is_alone,
+        callback=_only_one if is_alone and not several else None,
         default=None,  # not that of the setting: a flag that is not given must not win over a file or a preset
     )
+
+
+def _only_one(ctx: click.Context, option: click.Parameter, values: tuple[Any, ...]) -> Any:
+    """Refuse a second data set or corpus: of other flags the last one counts, and here people mean both."""
+    if values[1:]:
+        problem = f"{option.opts[0]} is given {len(values)} times, and only the last one would count"
+        raise click.UsageError(f"{problem}; give it once (several data sets with commas between them)", ctx)
+    return values[0] if values else None
 
 
 def configuration(model: str) -> Callable[[F], F]:
@@ -181,8 +193,14 @@ def configuration(model: str) -> Callable[[F], F]:
 
 
 def given_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the flags that were given, by their dotted names."""
-    return {name.replace("__", "."): value for name, value in given.items() if value not in (None, ())}
+    """Return the settings of the flags that were given, by their dotted names; refuse an empty text."""
+    settings = {name.replace("__", "."): value for name, value in given.items() if value not in (None, ())}
+    for name, value in settings.items():
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            raise ConfigError(
+                f"{name} is given as an empty text, as an unset variable of a shell is; leave the flag out"
+            )
+    return settings
 
 
 def sources(given: dict[str, Any]) -> dict[str, Any]:

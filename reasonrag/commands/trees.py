@@ -139,6 +139,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
         raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or omit --out")
     with RunFolder(out or run, config, summary["content"]).open(configures=False) as folder:
         if out is not None:
+            folder.bind()
             link_trees(out, [run])
         summary["pairs"] = export_pairs(folder.path, config, policy=summary["policy"], config_hash=folder.config_hash)
         write_json(folder.path / "run.json", summary)

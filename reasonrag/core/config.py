@@ -31,7 +31,7 @@ from reasonrag.core.settings import (
 )
 
 DATASET = (
-    "questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a JSONL or Parquet file. "
+    "questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, a JSONL, CSV or Parquet file. "
     "Several, A,B, are merged; NAME:SPLIT takes a split of one"
 )
 LIMIT = "use a random sample of this many questions (default: all). Of several data sets, this many of each"
@@ -68,7 +68,7 @@ class RetrievalConfig(Section):
         "--retriever",
     )
     corpus: str | None = execution(
-        None, "corpus to search: a JSONL(.gz) or Parquet file with id and contents", "--corpus"
+        None, "corpus to search: a file of JSONL(.gz), CSV or Parquet, with id and contents", "--corpus"
     )
     index: str | None = execution(None, "folder of an index that `index build` made", "--index")
     encoder: str | None = execution(
@@ -94,6 +94,10 @@ class RetrievalConfig(Section):
             raise ValueError("both a corpus and a retrieval server are given; the server has its own, leave one out")
         if self.index and (self.url or self.corpus):
             raise ValueError("an index and another place to search are given; leave one out")
+        if self.url and self.kind in ("bm25", "dense", "hybrid"):
+            raise ValueError(
+                f"a retrieval server is given, which searches in its own way; leave --retriever {self.kind} out"
+            )
         return self
 
     @property
@@ -351,6 +355,10 @@ class Config(Section):
             raise ValueError("several verdicts are asked for, but no judge grades the answers; add --outcome judge")
         if self.value.kind != "rollout" and self.completer.spec:
             raise ValueError(f"nodes are valued by a {self.value.kind}, and a completer writes rollouts; leave one out")
+        if self.completer.model and not self.completer.spec:
+            raise ValueError("a completer's model is named, and not where it is; add --completer")
+        if not self.search.recording and (self.search.search_function or self.search.answer_function):
+            raise ValueError("functions of a recorded agent are named, and no recording; add --recording")
         reward = self.pairs.reward
         if reward not in ("spre", self.value.kind):
             raise ValueError(f"pairs.reward is {reward}, but no {reward} values the nodes; add --value {reward}")

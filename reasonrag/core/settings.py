@@ -393,3 +393,7 @@ for _first, _resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
     for _tag, _pattern in _resolvers:
         if _tag.endswith((":null", ":int", ":float")) or (_tag.endswith(":bool") and _first in "tTfF"):
             _Loader.yaml_implicit_resolvers.setdefault(_first, []).append((_tag, _pattern))
+# As in YAML 1.2; in 1.1 a number with an exponent has a point, too, and 1e-5 is a text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)

@@ -26,13 +26,13 @@ from reasonrag.core.text import common_length, common_text, normalize_answer, qu
 from reasonrag.core.types import Message, Prompt, Span, as_finite
 from reasonrag.storage.files import reading, short_hash
 from reasonrag.storage.folder import read_run
-from reasonrag.storage.inputs import NO_OBJECT, SUFFIXES, NumberedRow, RowProblems, raw_rows, text_id
+from reasonrag.storage.inputs import NO_OBJECT, SUFFIXES, NumberedRow, RowProblems, raw_rows, text_id, warn_left_out
 from reasonrag.storage.parquet import Row, column_names, read_batches
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
 _BY_PROMPT = "prompt "  # the group of a row without a question id begins with this
 _HUB_TIMEOUT_S = 10.0
-_HELD_OUT = ("test", "validation", "valid", "val", "dev", "eval")
+_HELD_OUT = ("test", "validation", "valid", "val", "dev", "eval", "evaluation")
 _NAMED_CONTRADICTIONS = 3
 _SIDES = ("chosen", "rejected")
 # By the first word of what RAG-ProGuide and PRO-STEP call an action; a "Reason" of the latter has no type of ours.
@@ -197,6 +197,8 @@ def _read_folder(path: Path) -> Preferences:
             config = load_config(file=path / "config.yaml")
         if not any(folder.glob("*.parquet")):
             raise DataError(f"{path}: no run and no Parquet file in this folder; give one that has either")
+        rows = [file for file in folder.iterdir() if file.name.lower().endswith(SUFFIXES)]
+        warn_left_out(folder, rows, set(folder.glob("*.parquet")))
     # By its name, a file is for training unless that begins with the one of a held-out split.
     check_shards(folder)
     rows_by_split: defaultdict[str, list[CheckedRow]] = defaultdict(list)

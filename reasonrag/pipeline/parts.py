@@ -267,6 +267,8 @@ def _address(config: ModelConfig, role: Role) -> ModelAddress:
             f"{address.scheme} only judges steps and cannot act as a {role}; "
             "use it as --judge, and --policy demo for the demo world"
         )
+    if config.model and not address.is_server and address.scheme != "python":
+        raise ConfigError(f"{config.spec} is no server that needs the name of a model; leave {config.model!r} out")
     return address
 
 

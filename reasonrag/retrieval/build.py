@@ -44,6 +44,11 @@ def _passages(index: IndexFolder, config: IndexConfig, progress: BuildProgress) 
     if config.corpus is None:
         if existing is None:
             raise ConfigError(f"{index.path} has no passages yet; add --corpus")
+        asked = config.passages.model_dump(exclude_unset=True)
+        if other := {name: value for name, value in asked.items() if existing.plan.settings.get(name) != value}:
+            raise ConfigError(
+                f"{index.path} holds passages of other rules ({other} now); choose a new folder for --out"
+            )
         index.verify("passages")
         return
     source = open_corpus(config.corpus)

@@ -109,7 +109,7 @@ class IndexConfig(Section):
 
     corpus: str | None = execution(
         None,
-        "corpus to search: a JSONL(.gz) or Parquet file with id and contents. `index build` "
+        "corpus to search: a file of JSONL(.gz), CSV or Parquet, with id and contents. `index build` "
         "also takes a folder of them or of texts, a known name (wiki18, ...), or hub:OWNER/NAME:FILE",
         "--corpus",
     )

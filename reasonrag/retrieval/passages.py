@@ -28,7 +28,7 @@ from reasonrag.core.text import one_line, printable, quoted, valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.index import BuildProgress, Draft, IndexFolder, Manifest, PassagesConfig, Plan
 from reasonrag.storage.files import size_and_digest
-from reasonrag.storage.inputs import SUFFIXES, NumberedRow, RowProblems, lack, raw_rows, text_id
+from reasonrag.storage.inputs import SUFFIXES, NumberedRow, RowProblems, lack, raw_rows, text_id, warn_left_out
 from reasonrag.storage.questions import load_questions, paragraph_corpus
 
 log = structlog.get_logger()
@@ -175,6 +175,7 @@ def _open_folder(folder: Path) -> CorpusSource:
     name = valid_unicode(folder.resolve().name)
     for suffixes in (SUFFIXES, _TEXTS):
         if chosen := [path for path in files if path.name.lower().endswith(suffixes)]:
+            warn_left_out(folder, visible, set(chosen))
             return FileCorpus(name, chosen, folder, total=len(chosen) if suffixes == _TEXTS else None)
     raise DataError(f"{folder}: no corpus in it; a folder needs files that end in {', '.join((*SUFFIXES, *_TEXTS))}")
 

@@ -46,6 +46,7 @@ _CHECKSUM = "# checksum of all below: "
 _JOURNAL = "journal.sqlite"
 _LEAST_BYTES = 512  # of a SQLite file; it reads a shorter one as an empty one
 _RECEIPT = ".finished"
+_HIDDEN = re.compile(r"(^|/)\.[^/]")
 _NO_RESULT = re.compile(r"^(checkpoints|report)/|(^|/)\.[^/]")  # what may come and go in a finished folder
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
@@ -230,9 +231,10 @@ def _inputs(command: Sequence[Any], folder: Path) -> str:
 
 
 def _files(path: Path) -> list[tuple[str, int, int]]:
-    """Return path, size and time of a file, or of the files in a folder, three levels deep; without hidden ones."""
-    files = [file for pattern in ("*", "*/*", "*/*/*") for file in path.glob(pattern) if file.is_file()]
-    files = [file for file in files or [path] if not _NO_RESULT.search(file.relative_to(path).as_posix())]
+    """Return path, size and time of a file, or of the files in a folder; without hidden ones, and no result of ours."""
+    left_out = _NO_RESULT if any((path / name).is_file() for name in ("run.json", *_SUMMARIES)) else _HIDDEN
+    files = [Path(place, name) for place, _, names in os.walk(path) for name in names]
+    files = [file for file in files or [path] if not left_out.search(file.relative_to(path).as_posix())]
     # SQLite writes when it opens a file.
     stated = [(file, file.stat()) for file in files if file.is_file()]
     return sorted((str(file), at.st_size, (file.name != _JOURNAL) * at.st_mtime_ns) for file, at in stated)

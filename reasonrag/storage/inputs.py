@@ -10,14 +10,18 @@ import math
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import refuse_links
 from reasonrag.core.text import excerpt, parse_json, quoted, valid_unicode
 from reasonrag.storage.parquet import Row, parquet_rows
+
+log = structlog.get_logger()
 
 NumberedRow = tuple[int, Any]
 
@@ -156,6 +160,16 @@ def _parsed(line: bytes) -> Any:
         return parse_json(line.decode("utf-8-sig"))
     except ValueError:
         return None
+
+
+def warn_left_out(folder: Path, paths: Iterable[Path], taken: Collection[Path]) -> None:
+    """Warn of files, and links to folders, in a folder of rows that are not among those that are taken."""
+    left = Counter(
+        path.suffix or path.name for path in paths if path not in taken and (path.is_file() or path.is_symlink())
+    )
+    if left:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in left.most_common(5))
+        log.warning(f"{folder}: files are left out ({kinds})", taken=len(taken))
 
 
 def read_rows(path: Path, problems: RowProblems) -> Iterator[NumberedRow]:

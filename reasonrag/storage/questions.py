@@ -321,10 +321,12 @@ def paragraph_corpus(questions: Iterable[Question]) -> list[Passage]:
     corpus: dict[str, Passage] = {}
     datasets: set[str] = set()
     with_paragraphs: set[str] = set()
+    without = 0
     for question in questions:
         datasets.add(question.dataset)
         # HotpotQA and 2WikiMultihopQA have `context`, MuSiQue has `paragraphs`.
         given = question.metadata.get("context") or question.metadata.get("paragraphs") or []
+        without += not given
         try:
             for title, text in _paragraphs(given):
                 contents = f"{title}\n{text}"
@@ -336,6 +338,8 @@ def paragraph_corpus(questions: Iterable[Question]) -> list[Passage]:
     if not corpus or datasets != with_paragraphs:
         names = ", ".join(sorted(datasets - with_paragraphs)) or "the data set"
         raise DataError(f"the questions of {names} carry no paragraphs to search in; give a corpus with --corpus")
+    if without:
+        log.warning(f"{without} questions carry no paragraphs, and search those of the others; --corpus names a corpus")
     return list(corpus.values())
 
 

@@ -124,6 +124,7 @@ def test_the_demo_policy_acts_on_the_demo_questions_unless_another_is_named():
 
 def test_assignments_are_yaml():
     assert parse_assignment("a.b=[1, x]") == ("a.b", [1, "x"])
+    assert parse_assignment("a=[1e-5, 2.5E3, 1e5x, 0.5]") == ("a", [1e-5, 2500.0, "1e5x", 0.5])
     for bad in ("a.b", "a.b=", "=3", "a={"):
         with pytest.raises(ConfigError):
             parse_assignment(bad)

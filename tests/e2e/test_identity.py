@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from reasonrag.storage.folder import Folder
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
@@ -183,6 +184,9 @@ def test_unsure_pairs_are_left_out_and_counted(own_run: Path, tmp_path: Path) ->
     checked = product.run("verify", tmp_path / "sure")  # a run to every command
     assert checked.returncode == 0 and checked.stdout.count("ok: ") == 11, checked.stdout
     assert product.tree_rows(tmp_path / "sure") == product.tree_rows(own_run)
+    Folder(tmp_path / "sure", "run", record="identity.json").note(identity={"seed": 99})
+    other = product.run("pairs", own_run, "--out", tmp_path / "sure")
+    assert other.returncode == 2 and "holds a different run" in other.stderr and "seed: 99 there" in other.stderr
     refused = product.run("pairs", own_run, "--min-confidence", "1.5", "--out", tmp_path / "no")
     assert refused.returncode == 2 and "min_confidence" in refused.stderr
 

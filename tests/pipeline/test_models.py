@@ -52,7 +52,13 @@ def test_code_of_others_that_fails_is_refused_with_its_place(module, name, messa
 @pytest.mark.parametrize("spec", ["http://127.0.0.1:9/v1", "extractive", "demo"])
 def test_a_chat_template_is_refused_where_it_would_change_nothing(spec):
     with pytest.raises(ConfigError, match=r"a chat template is for hf: and vllm: models.*policy.api=completions"):
-        check_llm(ModelConfig(spec=spec, model="m", chat_template="gemma"), "policy")
+        named = "m" if spec.startswith("http") else None
+        check_llm(ModelConfig(spec=spec, model=named, chat_template="gemma"), "policy")
+
+
+def test_the_name_of_a_model_is_refused_where_no_server_needs_it():
+    with pytest.raises(ConfigError, match="demo is no server that needs the name of a model; leave 'm' out"):
+        open_llm(ModelConfig(spec="demo", model="m"), "policy")
 
 
 def test_another_text_of_a_chat_template_is_another_policy(tmp_path):

@@ -28,6 +28,16 @@ def test_an_unknown_language_is_refused_before_the_corpus_is_read(tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+def test_other_rules_for_passages_that_are_there_are_refused(tmp_path: Path) -> None:
+    build_index(tmp_path / "out", config(corpus(tmp_path / "c.jsonl", "one", "two")), progress=Silent())
+    again = {"kind": ["bm25"], "max_memory": "512M"}
+    with pytest.raises(ConfigError, match=r"holds passages of other rules \({'chunk_words': 10} now\)"):
+        asked = IndexConfig.model_validate(again | {"passages": {"chunk_words": 10}})
+        build_index(tmp_path / "out", asked, progress=Silent())
+    same = IndexConfig.model_validate(again | {"passages": {"max_words": 1000}})
+    assert build_index(tmp_path / "out", same, progress=Silent()).keys() == {"passages", "bm25"}
+
+
 def test_a_folder_that_is_a_runs_is_refused_though_it_has_a_lock(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     for name in (".lock", "journal.sqlite"):

@@ -20,17 +20,26 @@ def test_other_work_is_refused_by_the_settings_that_differ(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", ["out/trees/nodes.parquet", "corpus.jsonl", "policy/model.safetensors", "base/a.json"]
+    "change",
+    ["out/trees/nodes.parquet", "corpus.jsonl", "policy/model.safetensors", "base/a.json", "a/report/b/c/d.txt"],
 )
 def test_a_finished_command_is_known_until_a_file_that_it_read_or_wrote_is_touched(tmp_path, monkeypatch, change):
     monkeypatch.chdir(tmp_path)
     files = ("run.json", "trees/nodes.parquet", "journal.sqlite")
-    files = (*(f"out/{name}" for name in files), "corpus.jsonl", "base/a.json", "policy/model.bin")
+    files = (
+        *(f"out/{name}" for name in files),
+        "corpus.jsonl",
+        "base/a.json",
+        "policy/model.bin",
+        "a/report/b/c/d.txt",
+    )
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         write_json(tmp_path / name, {})
     write_json(tmp_path / "policy/adapter_config.json", {"base_model_name_or_path": str(tmp_path / "base")})
-    config = load_config(overrides={"retrieval.corpus": "corpus.jsonl", "policy.spec": "hf:policy"})
+    config = load_config(
+        overrides={"retrieval.corpus": "corpus.jsonl", "policy.spec": "hf:policy", "questions.dataset": "a"}
+    )
     mark_finished(out := tmp_path / "out", "build-tree", config)
     (out / "report").mkdir()
     write_json(out / "report/index.json", {})
