@@ -143,7 +143,9 @@ class Recorder:
                 request.method, self.upstream + path, data=body, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientError, OSError) as error:
-            raise web.HTTPBadGateway(text=f"{self.upstream} does not answer ({type(error).__name__})") from error
+            problem = f"{self.upstream} does not answer ({type(error).__name__})"
+            log.warning(problem)
+            raise web.HTTPBadGateway(text=problem) from error
         raw = bytearray()
         async with reply:
             response = web.StreamResponse(status=reply.status, headers={"Content-Type": reply.content_type})
@@ -256,11 +258,11 @@ def main() -> None:
         given.out.mkdir(parents=True, exist_ok=True)
         with lock(given.out / ".lock"):  # a second recorder would cut off the line that this one is writing
             recorder = Recorder(given.upstream, given.out)
-            print(f"recording http://127.0.0.1:{given.port}/v1 into {recorder.file}; Ctrl-C ends it", flush=True)
-            try:
-                web.run_app(recorder.app(), host="127.0.0.1", port=given.port, print=None)
-            finally:
-                print(recorder.conversations)
+            begun = f"recording http://127.0.0.1:{given.port}/v1 into {recorder.file}; Ctrl-C ends it"
+            web.run_app(
+                recorder.app(), host="127.0.0.1", port=given.port, print=lambda listening: print(begun, flush=True)
+            )
+            print(recorder.conversations)
     except InputError as error:
         parser.error(str(error))
     except OSError as error:

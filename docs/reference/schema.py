@@ -64,6 +64,7 @@ RUN_JSON = {
     "pairs.min_confidence": "smallest probability that the order is right",
     "pairs.path_share": "share that was kept of the pairs that differ only in the length of their paths",
     "pairs.per_question": "most pairs of a question, 0 for all",
+    "pairs.test_share": "share of the questions that form the test split",
     "pairs.reward": "what was compared: spre, judge, prm, or the outcome of whole trajectories",
     "pairs.outcome": "what an answer is worth: f1, em, cover, list, judge, or a function by name",
     "pairs.alpha": "decay of the rewards; null for whole trajectories",

@@ -77,6 +77,11 @@ def show(run: Path, question: str | None, out: Path | None, as_json: bool, **giv
         print(json.dumps(read_run(run)[1], indent=2, allow_nan=False))
     elif not of_tree:
         table_console().print(terminal.tables(read_run(run)[1]))
+    elif as_json:
+        if out is not None or any(given.values()):
+            raise ConfigError("--json prints the whole tree; leave --out, --depth and --best out")
+        tree = tree_of(run, question)
+        print(json.dumps({"nodes": tree.nodes, "pairs": tree.pairs}, indent=2, allow_nan=False))
     elif out is None:
         table_console().print(terminal.drawing(tree_of(run, question), **given))
     elif out.exists() and (not out.is_file() or not out.read_bytes().startswith(b"<svg")):

@@ -153,11 +153,16 @@ def _print_summary(summary: Mapping[str, Any], pairs: Path) -> None:
 
     table_console().print(Table("", ("", ""), list(_summary_rows(summary))).terminal())
     print(f"data set: {pairs}")
-    if summary["questions"]["finished"] and not summary["pairs"]["total"]:
-        print(
-            "no siblings differ enough in value to be a pair: see No pairs, and Steps that cannot be read, in "
-            "docs/troubleshooting.md"
+    count, left_out = summary["pairs"], summary["pairs"]["left_out"]
+    if summary["questions"]["finished"] and not count["total"]:
+        why = (
+            f"all are left out, most for {max(left_out, key=left_out.get)}"
+            if left_out
+            else "no siblings differ in value"
         )
+        print(f"no pairs: {why}; see No pairs, and Steps that cannot be read, in docs/troubleshooting.md")
+    elif count["total"] and not count["test"] and count["test_share"]:
+        print(f"no pair is held out: a share of {count['test_share']:g} of the questions took none (--test-share)")
 
 
 def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

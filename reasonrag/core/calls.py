@@ -123,6 +123,7 @@ class Slots:
     def __init__(self, limit: int | None = None, url: str = "") -> None:
         """Allow `limit` requests. With None, increase the limit while replies stay fast, else decrease it (AIMD)."""
         self.url = url
+        self.meanwhile = "wait"  # what they do while it is away, for a message
         self.in_flight = self.waiting = self.losses = self.returns = 0
         self._is_fixed, self._most = limit is not None, float(limit or START)
         self._open = self._fastest = math.inf  # slots that are not closed; seconds a token of the fastest round
@@ -284,7 +285,7 @@ class Slots:
             if failure.retry_after_s is None and self.losses < _LOSSES:
                 return  # it may have lost this request alone
             self.away_since = current_time
-            log.warning("a server does not answer; its requests wait, or go to others", url=_host(self.url))
+            log.warning(f"a server does not answer; its requests {self.meanwhile}", url=_host(self.url))
         wait_s = backoff(self.losses - _LOSSES + 1, _FIRST_PROBE_S, _LONGEST_PROBE_S)
         self.probe_at = max(self.probe_at, current_time + max(wait_s, failure.retry_after_s or 0.0))
 
@@ -396,6 +397,8 @@ class Addresses:
 
     def __post_init__(self, urls: Sequence[str], concurrency: int | None) -> None:
         self.all = [Slots(concurrency, url) for url in urls]
+        for slots in self.all:
+            slots.meanwhile = "go to others" if self.all[1:] else f"wait up to {self.patience_s:g} s for it"
         self.slots: SlotCounts = self.all[0] if len(self.all) == 1 else AllSlots(self.all)
         self._homes: dict[str, Slots] = {}  # of questions
 

@@ -36,6 +36,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _beats = 0
+_on_bus_error: Any = None
 
 
 def runner() -> asyncio.Runner:
@@ -107,6 +108,25 @@ def _stop(number: int, interrupted: object) -> None:
             cursor = b"\x1b[?25h" if os.isatty(2) else b""  # a live display hid it
             os.write(2, cursor + b"stopped; finished work is kept, and the same command goes on\n")
     os._exit(128 + number)
+
+
+def end_on_bus_error() -> None:
+    """Let a file that is cut short while it is mapped into memory end this process in one line.
+
+    The processor raises SIGBUS in the middle of a read, and the interpreter's own handlers would never get to
+    run: so this one is the C library's.
+    """
+    import ctypes
+
+    global _on_bus_error  # the C library holds no reference to it
+
+    def stop(number: int) -> None:
+        os.write(2, b"error: a file of an index was cut short while it was in use; bring it back, and begin again\n")
+        os._exit(2)
+
+    if hasattr(signal, "SIGBUS") and _on_bus_error is None:
+        _on_bus_error = ctypes.CFUNCTYPE(None, ctypes.c_int)(stop)
+        ctypes.CDLL(None).signal(signal.SIGBUS, _on_bus_error)
 
 
 def beat() -> None:

@@ -110,8 +110,9 @@ def derive_pairs(
             kept its sampled ids; a server that gets text encodes it again.
         repeated: data set and id of the questions with a text that another tree has too, so that only
             their pairs are remembered; by default the pairs of all trees are.
-        left_out: counts pairs that are left out, by cause: "low confidence", "small margin" (by fresh
-            rollouts), "shorter path", "reversed", "one-sided yes or no" (more of one order than of the other).
+        left_out: counts pairs that are left out, by cause: "low confidence", "small margin", "beyond the
+            most of a question", "shorter path", "reversed", "one-sided yes or no" (more of one order than
+            of the other).
     """
     left_out = Counter() if left_out is None else left_out
     # More of one order than of the other would teach how often each is right, so a pair waits for an opposite
@@ -119,7 +120,7 @@ def derive_pairs(
     one_sided: dict[tuple[str, str], list[str]] = {("yes", "no"): [], ("no", "yes"): []}
     queue: deque[tuple[tuple[str, str], Row]] = deque()
     for tree, seen in _trees(nodes, repeated):
-        for chosen, rejected in rivals_of(tree, rules):
+        for chosen, rejected in rivals_of(tree, rules, left_out):
             # Single verdicts of a judge are not kept, so nothing is known of how sure its values are.
             sureness = confidence(chosen.decision, rejected.decision) if rules.reward == "spre" else None
             if cause := _lack(chosen, rejected, rules, sureness):
@@ -251,8 +252,12 @@ class Side:
     decision: Decision
 
 
-def rivals_of(tree: Sequence[Row], rules: PairRules) -> list[tuple[Side, Side]]:
-    """Return the pairs of a tree, the better side first, as its search shows it: before fresh rollouts confirm them."""
+def rivals_of(tree: Sequence[Row], rules: PairRules, left_out: Counter[str] | None = None) -> list[tuple[Side, Side]]:
+    """Return the pairs of a tree, the better side first, as its search shows it: before fresh rollouts confirm them.
+
+    Others, of which one side is better too, are counted in `left_out` by cause.
+    """
+    left_out = Counter() if left_out is None else left_out
     is_best = rules.rule == "best"
     same = effect_of if is_best else content_of
     decisions = decisions_of(tree, alpha=rules.alpha, reward=rules.reward, weighting=rules.weighting, same=same)
@@ -267,12 +272,19 @@ def rivals_of(tree: Sequence[Row], rules: PairRules) -> list[tuple[Side, Side]]:
     rivals = []
     for chosen, rejected in compare(families.values()):
         sureness = margin = _reward(chosen) - _reward(rejected)
-        if chosen.node["action"] != "malformed" and margin >= rules.least:
+        if chosen.node["action"] == "malformed" or margin < _ROUNDING:
+            continue
+        if margin < rules.least:
+            left_out["small margin"] += 1
+        else:
             if rules.reward == "spre":
                 sureness = confidence(chosen.decision.searched, rejected.decision.searched)
             rivals.append((sureness, chosen, rejected))
     if rules.per_question:
-        rivals = _surest_of_each_type(rivals)[: rules.per_question]
+        surest = _surest_of_each_type(rivals)
+        rivals = surest[: rules.per_question]
+        if beyond := len(surest) - len(rivals):
+            left_out["beyond the most of a question"] += beyond
     return [(chosen, rejected) for _, chosen, rejected in rivals]
 
 

@@ -224,7 +224,7 @@ def _of_splits(source: str, rows_by_split: Mapping[str, list[CheckedRow]], card:
     if not rows_by_split.get("train"):
         names = ", ".join(quoted(split) for split, rows in rows_by_split.items() if rows)
         elsewhere = f": the split train has none, {names} has; save the one that you want as Parquet and give that file"
-        few = "; build trees of more questions, or lower --min-margin"
+        few = "; build trees of more questions, or lower --min-margin or --min-confidence"
         raise DataError(f"{source}: no pairs to train on{elsewhere if names else few}")
     held_out = next((split for split in _HELD_OUT if split in rows_by_split), "")
     return Preferences(rows_by_split["train"], rows_by_split.get(held_out, []), card)
@@ -244,7 +244,9 @@ def check_shards(folder: Path) -> None:
     """Raise DataError if a folder holds some files of `STEM-00000-of-000NN.parquet`, ..., and not all of them."""
     shards: Counter[tuple[str, int]] = Counter()
     for file in folder.glob("*.parquet"):
-        if match := re.match(r"(.+)-\d{5}-of-(\d{5})\b", file.name):
+        if match := re.match(r"(.+)-\d{5}-of-(\d{5})\b(.*)", file.name):
+            if match[3] != ".parquet":
+                raise DataError(f"{file} is a copy of a file beside it, or not of this folder; move it elsewhere")
             shards[match[1], int(match[2])] += 1
     for (stem, count), present in shards.items():
         if present != count:

@@ -55,11 +55,17 @@ def open_format(config: Config, *, warn: bool = True) -> Format:
         format = FORMATS[name](prompts, **options)
     else:
         raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}, python:PACKAGE.MODULE:NAME")
-    if config.policy.spec == "extractive" and not isinstance(format, ReasonRAGFormat):
-        raise ConfigError(f"the extractive policy reads prompts of format reasonrag, not {name}; name another --policy")
+    if not isinstance(format, ReasonRAGFormat):
+        _refuse_extractive(config)
     if warn:
         check_prompts(config.policy.carrier, format)
     return format
+
+
+def _refuse_extractive(config: Config) -> None:
+    if config.policy.spec == "extractive":
+        problem = f"the extractive policy reads prompts of format reasonrag, not {config.format.name}"
+        raise ConfigError(f"{problem}; name another --policy")
 
 
 def open_recorded(config: Config, questions: Sequence[Question]) -> RecordedFormat:
@@ -73,6 +79,7 @@ def open_recorded(config: Config, questions: Sequence[Question]) -> RecordedForm
             f"a recorded agent calls functions, and the format is {config.format.name}; add "
             f"--set format.name={ToolCallsFormat.name}"
         )
+    _refuse_extractive(config)
     calls = read_calls(named_path(config.search.recording))
     named = config.search.search_function, config.search.answer_function
     return RecordedFormat(calls, questions, parser=_tool_parser(config), named=named, **_shown(config))

@@ -227,6 +227,7 @@ class ServerLLM:
             encoded, sampling = await self._encoded(prompt), Sampling(temperature=0, max_tokens=1)
             with suppress(LLMError, Unavailable):
                 await self._send(prompt, encoded, sampling, request, url, _HELLO_TIMEOUT_S)
+                log.warning("a server answers for a model that it does not list", model=self.name)
                 return None
             raise
 
@@ -315,7 +316,7 @@ class ServerLLM:
         # quota is OpenAI's `type` of each limit of money.
         if status == 409 or (is_transient(status) and b'"insufficient_quota"' not in payload):
             retry_after_s = parse_retry_after(reply.headers.get("Retry-After"))
-            cause = "http_429" if status == 429 else "unreachable"
+            cause = "unreachable" if status in AWAY else f"http_{status}"
             raise Unavailable(message, cause=cause, status=status, retry_after_s=retry_after_s)
         # Before refused parameters: such a message may name max_tokens.
         if status in (400, 413, 422) and overflows_context(payload.decode("utf-8", "replace")):

@@ -92,7 +92,7 @@ class PlanSettings(Section):
     candidates: int = setting(4, "trajectories per question: K of Search-P1, Eq. 5", "--candidates", ge=1, le=1000)
     show_answer: bool = setting(
         False,
-        "where no trajectory helps, let the planner plan from the golden answer (Search-P1, App. D.2)",
+        "where no trajectory helps, let the planner plan from the golden answer (Search-P1, appendix D.2)",
         "--show-answer/--no-show-answer",
     )
 

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config, OutcomeConfig
 from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
@@ -31,6 +33,8 @@ from reasonrag.storage.folder import RunFolder, versions
 from reasonrag.storage.parquet import pack
 from reasonrag.storage.questions import cut
 from reasonrag.storage.tables import tree_schema
+
+log = structlog.get_logger()
 
 _WRITTEN = 60  # tokens of a step, as most formats and models write them
 # Outside of these confidences fresh rollouts seldom change what
@@ -214,6 +218,8 @@ class Build:
         unfinished = [question for question in questions if (question.dataset, question.id) not in finished]
         self.progress.done = self.progress.done_before = len(questions) - len(unfinished)
         self.progress.planned = len(unfinished) * self.config.search.iterations
+        if self.run_folder.begun and unfinished:
+            log.info(f"going on: {self.progress.done} of {len(questions)} questions are finished")
         return unfinished
 
     def drain(self) -> None:

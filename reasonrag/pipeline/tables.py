@@ -253,7 +253,9 @@ def export_pairs(run: Path, config: Config, *, policy: str, config_hash: str) ->
         writer.close()
     return count_pairs(folder, config) | {
         "left_out": dict(sorted(left_out.items())),
-        **settings.model_dump(include={"rule", "min_margin", "min_confidence", "path_share", "per_question"}),
+        **settings.model_dump(
+            include={"rule", "min_margin", "min_confidence", "path_share", "per_question", "test_share"}
+        ),
         "reward": config.outcome.name if whole else settings.reward,
         "outcome": config.outcome.name,
         "alpha": None if whole else settings.alpha or config.value.alpha,
@@ -281,7 +283,7 @@ def count_pairs(folder: Path, config: Config) -> dict[str, Any]:
     spread: dict[str, Counter[Any]] = {"margin": Counter()}
     questions = set()
     for split in _SPLITS:
-        for path in sorted(folder.glob(f"{split}-*.parquet")):  # none for a split without a pair
+        for path in shard_paths(folder, split) if any(folder.glob(f"{split}-*")) else ():  # none without a pair
             columns = ("dataset", "question_id", "depth", "margin", *compared, *of_steps)
             for batch in read_batches(path, schema, columns=columns):
                 splits[split] += batch.num_rows

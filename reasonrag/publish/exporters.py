@@ -134,7 +134,9 @@ def export_pairs(run: Path, out: Path, *, tool: str = "jsonl", convert: Callable
         )
     splits = [split for split in ("train", "test") if (summary.get("pairs") or {}).get(split)]
     if not splits:
-        raise DataError(f"{run}: no pairs to export; build trees of more questions, or lower pairs.min_margin")
+        raise DataError(
+            f"{run}: no pairs to export; build trees of more questions, or lower pairs.min_margin or min_confidence"
+        )
 
     with reading(run), output(out, f"{tool}-export.json", "train.jsonl", "test.jsonl", _INFO) as counts:
         for split in splits:

@@ -248,8 +248,8 @@ def _stage_run(run: Path, folder: Path) -> _Content:
                 counts.update((dataset or "unnamed", split) for dataset in batch.column("dataset").to_pylist())
     if not counts:
         raise DataError(
-            f"{run}: no pairs to publish; build trees of more questions, or lower pairs.min_margin with "
-            "`reasonrag pairs`"
+            f"{run}: no pairs to publish; build trees of more questions, or lower --min-margin or "
+            "--min-confidence with `reasonrag pairs`"
         )
     _write_summary(summary, folder / "run.json")
     write_text(folder / "config.yaml", to_yaml(without_places(config.model_dump(mode="json"))))

@@ -100,6 +100,8 @@ def _counts(summary: Mapping[str, Any]) -> list[tuple[str, int, str]]:
     add("nodes", trees.get("nodes", 0), action=trees.get("by_action", {}), malformed=unread)
     add("answers", trees.get("complete_trajectories", 0))
     add("pairs", pairs.get("total", 0), type=pairs.get("by_type", {}), steps_before=pairs.get("by_depth", {}))
+    left_out = pairs.get("left_out", {})
+    add("pairs left out", sum(left_out.values()), cause=left_out)
     return rows
 
 

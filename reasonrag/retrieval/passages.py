@@ -23,6 +23,7 @@ import structlog
 from numpy.typing import NDArray
 
 from reasonrag.core.errors import DataError
+from reasonrag.core.event_loop import end_on_bus_error
 from reasonrag.core.settings import named_path, nearest
 from reasonrag.core.text import one_line, printable, quoted, valid_unicode
 from reasonrag.core.types import Passage
@@ -215,6 +216,7 @@ class PassageStore:
 
     def __init__(self, index: IndexFolder) -> None:
         """Memory-map the part `passages`: lines of {"id", "contents"}, and `[n + 1]` int64 offsets."""
+        end_on_bus_error()
         folder = index.part("passages")
         # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
         self._offsets = np.asarray(np.memmap(folder / OFFSETS, dtype=np.int64, mode="r"))
@@ -283,8 +285,8 @@ def build_passages(
     if not writer.passages:
         raise DataError(f"{source.name}: no passages in it" + (f" ({reasons}). {_UNUSABLE}" if reasons else ""))
     if reasons:
-        progress.note(f"{writer.row:,} rows gave {writer.passages:,} passages. {reasons}; see {SET_ASIDE}")
-    return draft.finish({"rows": writer.row, "passages": writer.passages, **set_aside})
+        progress.note(f"{writer.rows:,} rows gave {writer.passages:,} passages. {reasons}; see {SET_ASIDE}")
+    return draft.finish({"rows": writer.rows, "passages": writer.passages, **set_aside})
 
 
 class _Writer:
@@ -292,13 +294,14 @@ class _Writer:
 
     def __init__(self, corpus: str, files: Mapping[str, IO[bytes]]) -> None:
         self._files, self.problems = files, RowProblems(corpus)
-        self.row = self.passages = self._end = 0
+        self.row = self.rows = self.passages = self._end = 0
         self._ids = _Ids()
         files[OFFSETS].write(bytes(8))
 
     def add(self, number: int, row: Any, rules: PassagesConfig) -> None:
         """Write the passages of a row, or set it aside."""
         self.row = number
+        self.rows += 1
         if not isinstance(row, dict):
             self._set_aside(None, "not a JSON object")
             return

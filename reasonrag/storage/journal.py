@@ -80,6 +80,7 @@ GROUP BY kind
 # A commit takes as much CPU time as 40 calls, so there are at most 200 a second, while several calls end
 # during each. A chain of calls, each of which ends during no other's commit, never waits.
 _EVERY_S = 0.005
+_BUSY_S, _BUSY_AT_END_S = 60.0, 5.0  # for another process that has the file locked; once the run is shutting down
 
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -178,7 +179,12 @@ class Journal:
         """Return an error of the disk or the file as a RunError, any other one as it is."""
         # The low byte is the kind of error. An OperationalError of the kind SQLITE_ERROR is a wrong
         # statement: ours, or what a damaged schema makes of it.
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        code = _code(error)
+        if code == sqlite3.SQLITE_BUSY:
+            return RunError(
+                f"{self.path} is locked by another process ({error}), such as a database browser; close it, then run "
+                "the same command again: every call that was stored is kept"
+            )
         if isinstance(error, OSError) or (isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR):
             free = shutil.disk_usage(self.path.parent).free
             return RunError(
@@ -189,9 +195,9 @@ class Journal:
             return RunError(f"{self.path} is damaged ({error}); restore it from a copy or start in a new folder")
         return error
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, busy_s: float = _BUSY_S) -> sqlite3.Connection:
         # Without WAL, reader and writer wait for each other's syncs.
-        connection = sqlite3.connect(self.path, isolation_level=None, timeout=60, check_same_thread=False)
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=busy_s, check_same_thread=False)
         connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")  # damage shows in the checksum
         connection.execute(f"PRAGMA journal_mode={self._mode}")
         # With NORMAL, WAL syncs at checkpoints only, and a
@@ -213,17 +219,29 @@ class Journal:
                     f"{self.path} was deleted or replaced while this process wrote to it; bring it back, or begin "
                     "again in another folder"
                 )
-            self._writer = self._writer or self._connect()
-            _commit(self._writer, [statement for write in writes for statement in write.statements])
+            self._commit([statement for write in writes for statement in write.statements])
         except Exception as error:
             if self._writer is not None:
                 # Closing undoes what a failed ROLLBACK has not.
                 self._writer.close()
                 self._writer = None
-            for write in writes if len(writes) > 1 else ():
-                self._store([write])
-            if len(writes) == 1:
-                writes[0].error = self._explained(error)
+            for write in writes:
+                if len(writes) == 1 or _code(error) == sqlite3.SQLITE_BUSY:
+                    write.error = self._explained(error)
+                else:
+                    self._store([write])
+
+    def _commit(self, statements: Sequence[_Statement]) -> None:
+        """Commit statements, and wait while another process has the file locked, but not for long in a shutdown."""
+        begun = time.monotonic()
+        while True:
+            try:
+                self._writer = self._writer or self._connect(busy_s=1.0)
+                return _commit(self._writer, statements)
+            except sqlite3.OperationalError as error:
+                waited_s, most_s = time.monotonic() - begun, _BUSY_S if self.ended_by is None else _BUSY_AT_END_S
+                if _code(error) != sqlite3.SQLITE_BUSY or waited_s > most_s:
+                    raise
 
     async def _write(self, *statements: _Statement) -> None:
         """Commit statements, even if the task is cancelled; return when they are on disk."""
@@ -393,6 +411,11 @@ class Journal:
         if damaged := calls - sum(total.calls for total in totals.values()):
             log.warning("token counts in the journal are damaged; their calls are left out", calls=damaged)
         return totals
+
+
+def _code(error: Exception) -> int:
+    """Return the kind of an error of SQLite; 0 if it is another one's."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _commit(connection: sqlite3.Connection, statements: Sequence[_Statement]) -> None:

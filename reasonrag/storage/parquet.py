@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+_SHARD = re.compile(r".+-\d{5}-of-\d{5}\.parquet")
 _BATCH_ROWS = 128
 _GROUP_BYTES = 16 << 20  # of a row group in memory; a reader holds one, too
 # Bytes in memory by bytes on disk, after the first 64 MiB. A prompt may stand in each row: small runs have 60.
@@ -181,8 +183,9 @@ class ShardWriter:
         self._end_shard()
         count = len(self._working)
         final = [self._folder / f"{self._stem}-{number:05d}-of-{count:05d}.parquet" for number in range(count)]
-        for former in set(self._folder.glob(f"{self._stem}-*.parquet")) - set(final):
-            former.unlink()
+        for former in self._folder.glob(f"{self._stem}-*.parquet"):
+            if _SHARD.fullmatch(former.name) and former not in final:  # no copy that somebody made of one
+                former.unlink()
         for source, target in zip(self._working, final, strict=True):
             source.replace(target)
             source.unlink(missing_ok=True)  # two names of one file: replacing one by the other does nothing
@@ -244,8 +247,10 @@ def by_question(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, str], list[Row
 
 
 def shard_paths(folder: Path, stem: str) -> list[Path]:
-    """Return the paths of `stem-00000-of-000NN.parquet`, ..., in order; raise RunError if shards are missing."""
+    """Return the paths of `stem-00000-of-000NN.parquet`, ..., in order; raise RunError if they are not the full set."""
     paths = sorted(folder.glob(f"{stem}-*-of-*.parquet"))
+    if copies := [path for path in paths if not _SHARD.fullmatch(path.name)]:
+        raise RunError(f"{copies[0]} is a copy of a file beside it, or not of this folder; move it elsewhere")
     full_set = [f"{stem}-{number:05d}-of-{len(paths):05d}.parquet" for number in range(len(paths))]
     if not paths or [path.name for path in paths] != full_set:
         problem = f"{folder}/{stem}-*.parquet: {len(paths)} shards found, not the full set"

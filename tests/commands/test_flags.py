@@ -66,3 +66,19 @@ def test_the_split_of_a_file_made_for_training_is_not_evaluated(tmp_path):
         file.write_text(f"questions: {{dataset: demo, split: {split}}}\n")
         assert configs("demo", preset=None, file=file)["demo"].questions.dataset == "demo:test"
     assert configs("demo", assignments=("questions.split=null",))["demo"].questions.dataset == "demo:test"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--dataset", "a", "--dataset", "b"], "--dataset is given 2 times, and only the last one would count"),
+        (["--corpus", ""], "retrieval.corpus is given as an empty text, as an unset variable of a shell is"),
+        (["--completer-model", "m"], "a completer's model is named, and not where it is; add --completer"),
+        (["--search-function", "look"], "functions of a recorded agent are named, and no recording"),
+        (["--retriever", "bm25", "--retriever-url", "http://a"], "leave --retriever bm25 out"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(given, said):
+    with pytest.raises((ConfigError, click.UsageError)) as caught:
+        cli.main(["build-tree", "--preset", "demo", "--dry-run", *given], standalone_mode=False)
+    assert said in (caught.value.message if isinstance(caught.value, click.UsageError) else str(caught.value))

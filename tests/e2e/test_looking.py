@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -39,6 +40,9 @@ def test_show_without_a_question_shows_the_first_tree(finished_run: Path) -> Non
     first = next(iter(product.tree_rows(finished_run)))["question_id"]
     alone, named = (product.run("show", finished_run, *question, "--best") for question in ((), (first,)))
     assert alone.returncode == 0 and alone.stdout == named.stdout
+    tree = json.loads(product.run("show", finished_run, first, "--json").stdout)
+    assert {row["question_id"] for row in tree["nodes"] + tree["pairs"]} == {first}
+    assert product.run("show", finished_run, first, "--json", "--best").returncode == 2
 
 
 def test_a_picture_and_plans_are_written_over_their_own_kind_alone(finished_run: Path, tmp_path: Path) -> None:

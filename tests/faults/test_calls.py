@@ -91,7 +91,7 @@ FLOODS = {
     "a refusal as gzip of 600 MB": Flood(600_000_000, status=400, packed=True),
 }
 CAUSES = {
-    "an engine": {200: "bad_reply", 500: "unreachable", 400: "refused"},
+    "an engine": {200: "bad_reply", 500: "http_500", 400: "refused"},
     "a retriever": {200: "bad_reply", 500: "http_500", 400: "http_400"},
 }
 

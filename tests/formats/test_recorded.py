@@ -276,7 +276,10 @@ def test_every_step_of_a_recording_is_branched_into_pairs(tmp_path: Path) -> Non
     overrides = {"search.recording": str(recording), "search.iterations": 12, "pairs.test_share": 0.0, "seed": 1}
     with pytest.raises(ConfigError, match=r"format.name=tool_calls"):
         open_parts(load_config(overrides={**overrides, "policy.spec": "extractive"}), questions=[QUESTION])
-    config = load_config(overrides={**overrides, "format.name": "tool_calls", "policy.spec": "extractive"})
+    overrides["format.name"] = "tool_calls"
+    with pytest.raises(ConfigError, match="extractive policy reads prompts of format reasonrag, not tool_calls"):
+        open_parts(load_config(overrides={**overrides, "policy.spec": "extractive"}), questions=[QUESTION])
+    config = load_config(overrides=overrides)
     questions = [QUESTION, replace(QUESTION, id="q2", question="Who wrote Emma?")]
     parts = open_parts(config, questions=questions, retriever=ToyRetriever(), policy=ScriptedLLM(says))
     summary = build_trees(config, tmp_path / "run", parts=parts)

@@ -37,10 +37,11 @@ def test_check_accepts_a_server_that_lists_the_model_or_lists_nothing():
         check(server)
 
 
-def test_check_accepts_a_server_that_serves_what_it_does_not_list():
+def test_check_accepts_a_server_that_serves_what_it_does_not_list(capfd):
     with FakeOpenAI(models=("other",), serves_unlisted=True) as server:
         check(server)
     assert [request["max_tokens"] for request in server.requests] == [1]
+    assert "a server answers for a model that it does not list" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("format", [{"format.name": "search_r1"}, {"format.open_tags": True}])

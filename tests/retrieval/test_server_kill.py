@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -132,3 +133,15 @@ def test_an_explorer_loses_nothing_when_its_server_is_killed_and_started_again(c
     assert policy.server is not server and policy.calls > 40
     assert summary["questions"] == whole["questions"] == {"total": 8, "finished": 8, "failed": {}}
     assert rows == expected
+
+
+def test_a_file_that_is_cut_short_while_it_is_mapped_ends_the_server_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "gate").touch()
+    server = GatedServer(tmp_path, tmp_path / "gate")
+    assert ask(server.port, "Orlandis")[0] == 200
+    for file in tmp_path.glob("bm25-*/passages/passages.jsonl"):
+        os.truncate(file, 0)
+    with pytest.raises(OSError):
+        ask(server.port, "Orlandis")
+    code, said = server.ended()
+    assert code == 2 and "a file of an index was cut short while it was in use" in said

@@ -194,6 +194,17 @@ def test_a_value_that_sqlite_refuses_fails_alone_and_the_journal_goes_on(journal
     assert len(list(journal.failures())) == 1
 
 
+def test_a_journal_that_another_process_holds_ends_a_run_that_is_stopped_soon(journal):
+    other = sqlite3.connect(journal.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    journal.drain()
+    with pytest.raises(RunError, match=r"is locked by another process \(database is locked\).*; close it, then run"):
+        asyncio.run(asyncio.wait_for(journal.put_call("00", "policy", "paid for"), 30))
+    other.close()
+    asyncio.run(journal.put_call("00", "policy", "paid for"))
+    assert journal.usage()["policy"].calls == 1
+
+
 def test_damaged_calls_are_noticed_before_one_is_paid_for_and_finished_trees_need_none(tmp_path):
     path = tmp_path / "journal.sqlite"
 

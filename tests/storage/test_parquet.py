@@ -8,8 +8,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from reasonrag.core.errors import DataError, RunError
+from reasonrag.dpo.preferences import read_preferences
 from reasonrag.storage.inputs import raw_rows
-from reasonrag.storage.parquet import ShardWriter, pack, read_batches, read_parquet, read_shards, write_parquet
+from reasonrag.storage.parquet import (
+    ShardWriter,
+    pack,
+    read_batches,
+    read_parquet,
+    read_shards,
+    shard_paths,
+    write_parquet,
+)
 from reasonrag.storage.tables import pair_schema, tree_schema
 
 ROW = {"question_id": "1", "dataset": "d", "margin": 0.5, "prompt": [{"role": "user", "content": "x" * 50}]}
@@ -79,6 +88,18 @@ def test_a_missing_shard_is_refused(tmp_path):
     writer.close()[1].unlink()
     with pytest.raises(RunError, match="not the full set"):
         list(read_shards(tmp_path, "train", pair_schema()))
+
+
+def test_a_copy_of_a_shard_is_named_and_never_deleted(tmp_path):
+    copy = tmp_path / "train-00000-of-00001 (conflicted copy 2026-01-02).parquet"
+    write_parquet(copy, pair_rows(1), pair_schema())
+    writer = ShardWriter(tmp_path, "train", pair_schema(), shard_rows=1)
+    writer.add(pair_rows(1)[0])
+    assert copy.exists() and len(writer.close()) == 1
+    for read in (lambda: shard_paths(tmp_path, "train"), lambda: read_preferences(str(tmp_path))):
+        with pytest.raises((RunError, DataError), match=r"conflicted copy.* is a copy of a file beside it.*move it"):
+            read()
+    assert copy.exists()
 
 
 def test_another_schema_is_refused(tmp_path):
