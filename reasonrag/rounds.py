@@ -45,7 +45,7 @@ from reasonrag.storage.files import save_charts, write_json, write_text
 from reasonrag.storage.folder import Folder, describe, write_config
 from reasonrag.storage.questions import questions_fingerprint, sample_questions
 from reasonrag.training.model import acting_policy
-from reasonrag.training.run import MERGED, Log
+from reasonrag.training.run import MERGED, Log, check_trained
 from reasonrag.training.settings import DPO_PRESETS, SFT_PRESETS, DPOSettings, SFTSettings
 
 Stage = dict[str, Any]  # what a finished stage came to, in JSON
@@ -179,6 +179,8 @@ class Improvement:
                     self.log(f"{stage} ...")
                     release_memory()  # of the stage before
                     folder.note(**{stage: work(out / stage, *arguments)})
+                elif stage.endswith("/policy"):
+                    check_trained(out / stage)  # the next round goes on from its weights
                 return dict(folder.facts()[stage])
 
             rows: list[Stage] = []

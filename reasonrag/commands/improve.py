@@ -26,9 +26,9 @@ from reasonrag.core.text import printable
     settings("ImproveSettings", "train.save_steps", "train.min_examples", "train.min_questions"),
 )
 @configuration("ImproveSettings")
-@out("The folder of the run; the same command resumes it.")
+@out("The folder of the run; the same command resumes it (default: runs/improve).", required=False)
 @DRY_RUN
-def improve(out: Path, train: str, dry_run: bool, **given: Any) -> None:
+def improve(out: Path | None, train: str, dry_run: bool, **given: Any) -> None:
     """Improve a policy in rounds: trees on new questions, pairs, training, evaluation, until dev stops rising.
 
     --limit is that of a round; no round repeats a question, or trains on one of dev.
@@ -47,11 +47,12 @@ def improve(out: Path, train: str, dry_run: bool, **given: Any) -> None:
     from reasonrag.core.config import load_config
     from reasonrag.core.settings import dump, gather, validate
     from reasonrag.rounds import Improvement, RoundsSettings, improve_presets
-    from reasonrag.storage.files import require_json
+    from reasonrag.storage.files import RUNS, require_json
     from reasonrag.storage.folder import finished, mark_finished
     from reasonrag.training.settings import DPOSettings, SFTSettings
 
     log_plainly()
+    out = out or RUNS / "improve"
     tree = gather(improve_presets(train), **sources(given))
     of_training, of_rounds = (tree.pop(name, {}) for name in ("train", "rounds"))
     config = load_config(overrides=tree)

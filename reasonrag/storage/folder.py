@@ -149,18 +149,11 @@ class Folder:
             raise RunError(f"{problem}; go back to that, or choose a new folder for --out")
 
     def keep_served(self, served: Mapping[str, Mapping[str, str]]) -> None:
-        """Note the models behind servers' names by role (`pipeline.parts.check`); RunError if one has changed."""
+        """Note what servers serve by role (`pipeline.parts.served_by`, which holds models to what is noted)."""
         before = self.facts().get("served", {})
-        for role, now in served.items():
-            if (was := before.get(role, now)["model"]) == now["model"]:
-                continue
-            if role == "retriever":  # a search of the web finds something else each day
-                log.warning(f"the retrieval server finds other passages than when {self.path} was begun")
-            else:
-                raise RunError(
-                    f"{self.path} was begun with {was} behind the name of the {role}, which is now "
-                    f"{now['model']}; serve that again, or choose a new folder for --out"
-                )
+        if before.keys() & served.keys() & {"retriever"} and before["retriever"] != served["retriever"]:
+            # No error: a search of the web finds something else each day.
+            log.warning(f"the retrieval server finds other passages than when {self.path} was begun")
         if served:
             self.note(served={**before, **served})
 

@@ -79,6 +79,16 @@ def test_a_run_that_began_with_another_policy_is_refused(whole: Path, tmp_path: 
 
 
 @pytest.mark.slow
+def test_a_round_does_not_go_on_from_a_damaged_policy(whole: Path, tmp_path: Path) -> None:
+    file = shutil.copytree(whole, tmp_path / "rounds") / "round-1/policy/model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1000] ^= 1
+    file.write_bytes(content)
+    again = product.run(*SMALL, "--rounds", "3", "--out", tmp_path / "rounds")
+    assert again.returncode == 2 and "model.safetensors is damaged" in again.stderr
+
+
+@pytest.mark.slow
 def test_a_run_that_began_with_other_prompts_or_another_corpus_is_refused(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "rounds")
     corpus = tmp_path / "corpus.jsonl"
