@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,10 +119,19 @@ class RecordedFormat(ToolCallsFormat):
         self.function, self.argument = found
         self.answer = _ANSWER if self.dialect.call else _find(functions, named[1], _ANSWERS, "answer")
         unused = Counter[str]()
+        asked = {name: _asked(prompts[name][0], questions) for name in conversations if prompts.get(name)}
+        # The agent's own words: what all conversations end with.
+        own = len(commonprefix([rest[::-1] for _, rest in asked.values()])) if len(asked) > 1 else 0  # noqa: RUF071 -- texts
         for name, conversation in conversations.items():
             reason = "are not as OpenAI writes them"
-            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-                reason = self._take(conversation, prompts[name], questions)
+            question, rest = asked.get(name, (None, ""))
+            if name in asked and question is None:
+                reason = "are about none of the questions"
+            elif rest[: len(rest) - own].strip() and rest[: len(rest) - own + 1].rstrip().endswith("?"):
+                reason = "end with a question that is not in the data set"
+            elif question is not None:
+                with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+                    reason = self._take(conversation, prompts[name], question)
             unused.update([reason] if reason else [])
         self.questions = [question for question in questions if _key(question) in self.trajectories]
         reasons = ", ".join(f"{count} {reason}" for reason, count in unused.items())
@@ -217,18 +227,8 @@ class RecordedFormat(ToolCallsFormat):
             return passages[0].contents  # as the agent read it, but inert
         return super().documents(passages)
 
-    def _take(
-        self, calls: Sequence[Call], prompts: Sequence[tuple[Message, ...]], questions: Sequence[Question]
-    ) -> str:
+    def _take(self, calls: Sequence[Call], prompts: Sequence[tuple[Message, ...]], question: Question) -> str:
         """Keep a conversation as a trajectory, up to its first answer; return why it cannot be branched, or ""."""
-        users = "\n".join(message.content for message in prompts[0] if message.role == "user")
-        named = [question for question in questions if question.question in users]
-        # Examples come first, and one question may be part of another one:
-        # the last that is named is meant, and the longest of those.
-        if not named:
-            return "are about none of the questions"
-        ends = {each: users.rfind(each.question) + len(each.question) for each in named}
-        question = max(named, key=lambda each: (ends[each], len(each.question)))
         opening = tuple(_inert(message, question.question) for message in prompts[0])
         if self._openings.setdefault(_key(question), opening) != opening:
             return "begin otherwise than another one about their question"
@@ -315,6 +315,16 @@ def _continued(prompt: tuple[Message, ...], conversations: dict[str, list[tuple[
 
 def _key(question: Question) -> tuple[str, str]:
     return question.dataset, question.id
+
+
+def _asked(prompt: Sequence[Message], questions: Sequence[Question]) -> tuple[Question | None, str]:
+    """Return the question that a conversation is about, None if it is about none, and what is written after it."""
+    users = "\n".join(message.content for message in prompt if message.role == "user")
+    # Examples come first, and one question may be part of another one:
+    # the last that is named is meant, and the longest of those.
+    ends = {each: users.rfind(each.question) + len(each.question) for each in questions if each.question in users}
+    question = max(ends, key=lambda each: (ends[each], len(each.question)), default=None)
+    return question, users[ends[question] :] if question else ""
 
 
 def _inert(message: Message, question: str) -> Message:

@@ -126,7 +126,11 @@ def test_what_cannot_be_branched_is_named() -> None:
     unended = conversation("unended")[:1]
     calculating = conversation("calculating")
     calculating[0]["message"] = called("1+1", "calculator")
+    example = conversation("example")
+    for row in example:
+        row["request"]["messages"][1] = {"role": "user", "content": f"{QUESTION.question} Spielberg. And who wrote It?"}
     for calls, reason in (
+        (example, "end with a question that is not in the data set"),
         (other, "are about none of the questions"),
         (rewritten, "rewrite their messages"),
         (unended, "have no answer"),
@@ -134,6 +138,10 @@ def test_what_cannot_be_branched_is_named() -> None:
     ):
         with pytest.raises(DataError, match=f"none of 1 conversations can be branched: 1 .*{reason}"):
             RecordedFormat(calls, [QUESTION], parser="hermes")
+    asks_more = conversation("more", f"{QUESTION.question} Spielberg. And who wrote It?")
+    form = RecordedFormat([*asks_more, *conversation("one")], [QUESTION], parser="hermes")
+    ((only,),) = form.trajectories.values()
+    assert "wrote It" not in only.steps[0].prompt.messages[-1].content
 
 
 def rows_of(*exchanges: tuple[list[Row], Row], **request: Any) -> list[Row]:
