@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,13 @@ class World:
     @property
     def flags(self) -> tuple[str, ...]:
         """Of `build-tree`: where questions and corpus are."""
-        cache = f"retrieval.cache={self.cache}"
-        return ("--dataset", str(self.questions), "--corpus", str(self.corpus), "--set", cache)
+        return self.flags_but()
+
+    def flags_but(self, *others: str | Path) -> tuple[str, ...]:
+        """Those flags, but the ones among others."""
+        named = {"--dataset": self.questions, "--corpus": self.corpus, "--set": f"retrieval.cache={self.cache}"}
+        kept = ((flag, str(value)) for flag, value in named.items() if flag == "--set" or flag not in others)
+        return tuple(itertools.chain(*kept))
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -360,7 +360,9 @@ def test_nothing_is_written_outside(world: World, tmp_path: Path, rounds: Rounds
     asked = write_jsonl(tmp_path / "..-CON.jsonl", rows)
     watched = set(_listing(tmp_path))
     run = cage / "run"
-    product.build(*world.flags, "--dataset", asked, "--policy", "extractive", "--iterations", "2", "--out", run)
+    product.build(
+        *world.flags_but("--dataset"), "--dataset", asked, "--policy", "extractive", "--iterations", "2", "--out", run
+    )
     commands: list[tuple[str | Path, ...]] = [("report", run)]
     commands += [("export", run, "--to", "llamafactory", "--out", cage / "factory")]
     commands += [("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path")]

@@ -173,7 +173,7 @@ class FailingJournal(Journal):
 
     connections = 0
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, busy_s: float = 60.0) -> sqlite3.Connection:
         self.connections += 1
         if self.connections == 2:
             raise sqlite3.OperationalError("unable to open database file")
