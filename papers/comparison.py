@@ -319,12 +319,7 @@ def training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[St
     """Yield the commands of one seed; a command comes after its inputs. A variant is trained into `folder / NAME`."""
     from papers.real import real_training
 
-    trainings = {
-        "online": _online,
-        "reasonrag": _reasonrag,
-        "rounds": _rounds,
-        "real": real_training,
-    }
+    trainings = {"online": _online, "reasonrag": _reasonrag, "rounds": _rounds, "real": real_training}
     return trainings[paper.kind](paper, folder, seed, scale)
 
 

@@ -44,10 +44,7 @@ _TREES = {
     "trees-rejection": ("rejection", "search-2", _PLAIN),
 }
 # Pairs by other rules than those of the trees.
-_PAIRS = {
-    "pairs-outcome": ("trees-builder", ("--level", "trajectory")),
-    "pairs-siblings": ("trees-builder", _SIBLINGS),
-}
+_PAIRS = {"pairs-outcome": ("trees-builder", ("--level", "trajectory")), "pairs-siblings": ("trees-builder", _SIBLINGS)}
 _COLD_START = ("--examples", "trajectories", "--test-share", "0.05", "--learning-rate", "2e-4", "--epochs", "1")
 _RIGHT = ("--examples", "trajectories", "--learning-rate", "1e-4", "--epochs", "1")
 _DPO = ("--learning-rate", "1e-4", "--beta", "0.1", "--epochs", "1", "--set", "trainer.eval_steps=0.25")

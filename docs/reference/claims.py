@@ -120,11 +120,7 @@ def page(name: str) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    names: dict[str, Any] = {
-        "result": Result,
-        "hold": hold,
-        "level": f"{100 * LEVEL:g} %",
-    }
+    names: dict[str, Any] = {"result": Result, "hold": hold, "level": f"{100 * LEVEL:g} %"}
 
     def block(found: re.Match[str]) -> str:
         paragraphs = environment.get_template(found[2]).render(names).strip().split("\n\n")

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import (
-    F,
-    Several,
-    command,
-    configuration,
-    flag_help,
-    out,
-    rare,
-    settings,
-    sources,
-)
+from reasonrag.commands.options import F, Several, command, configuration, flag_help, out, rare, settings, sources
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import printable, redact
 

@@ -25,13 +25,12 @@ TYPES = {"text": click.STRING, "integer": click.INT, "number": click.FLOAT, "boo
 
 
 class _Path(click.Path):
-    """A path, with the `~` written out that a shell leaves in `--out=~/x`; that of an unknown user stays.
-
-    Some libraries would write it out, and some not.
-    """
+    """A path, with the `~` written out that a shell leaves in `--out=~/x`; of an unknown user it is refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return Path(os.path.expanduser(os.fsdecode(super().convert(value, param, ctx))))  # noqa: PTH111 -- see above
+        from reasonrag.core.settings import named_path
+
+        return named_path(os.fsdecode(super().convert(value, param, ctx)))
 
 
 PATH = _Path()
@@ -185,7 +184,14 @@ def configuration(model: str) -> Callable[[F], F]:
     preset = click.option("--preset", type=click.Choice(presets or ()), help="A named set of settings to start from.")
     return together(
         *([preset] if presets else []),
-        click.option("--config", "file", type=PATH, help="A YAML file of settings; flags override it."),
+        click.option(
+            "--config",
+            "file",
+            type=PATH,
+            multiple=True,
+            callback=_only_one,
+            help="A YAML file of settings; flags override it.",
+        ),
         click.option(
             "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting (repeatable)."
         ),

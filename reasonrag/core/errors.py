@@ -103,7 +103,7 @@ class HubError(BackendError):
 class JudgeError(BackendError):
     """A judge gave no verdict after every retry.
 
-    `cause` is "unreadable", "timeout" or "unreachable".
+    `cause` is "unreadable", "timeout", "unreachable" or "refused".
     """
 
 

@@ -15,6 +15,8 @@ import structlog
 
 from reasonrag.core.errors import ConfigError, ReasonRAGError
 from reasonrag.core.models import ModelAddress
+from reasonrag.core.text import map_texts
+from reasonrag.storage.files import short_hash
 
 
 def import_plugin(path: str) -> Any:
@@ -39,6 +41,15 @@ def make_plugin(path: str, members: tuple[str, ...], *args: Any, **kwargs: Any) 
         problem = f"python:{path} returns {type(instance).__name__}, which lacks {missing}"
         raise ConfigError(f"{problem}; docs/extend.md says what has to be returned")
     return instance
+
+
+def code_of(settings: Any) -> dict[str, dict[str, str]]:
+    """Return a checksum over the files of the plug-ins that a tree of settings names, as `keep_served` takes it."""
+    texts: list[str] = []
+    map_texts(settings, texts.append)
+    modules = {text.split(":")[1] for text in texts if text.startswith("python:")} & sys.modules.keys()
+    files = [getattr(sys.modules[name], "__file__", None) for name in sorted(modules)]
+    return {"code": {"model": short_hash([Path(file).read_bytes().hex() for file in files if file])}} if files else {}
 
 
 def open_model(address: ModelAddress, config: object) -> Any:

@@ -243,9 +243,11 @@ def named_path(text: str) -> Path:
 
     Raises:
         ConfigError: it is too long, holds a null character,
-            names an unknown user, or may not be looked at.
+            names an unknown user or a variable, or may not be looked at.
     """
     try:
+        if text.startswith("$"):
+            raise ValueError("variables are a shell's, and are not written out here; write the path")
         path = Path(text).expanduser()
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -387,13 +389,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-# Without YAML 1.1's `yes`, `no`, `on`, `off`, dates and merge keys, which stay texts.
+# As in YAML 1.2: `yes`, `no`, `on`, `off`, dates, merge keys, 010 and 12:30 stay texts, and 1e-5 is a number.
 _Loader.yaml_implicit_resolvers = {}
-for _first, _resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
-    for _tag, _pattern in _resolvers:
-        if _tag.endswith((":null", ":int", ":float")) or (_tag.endswith(":bool") and _first in "tTfF"):
-            _Loader.yaml_implicit_resolvers.setdefault(_first, []).append((_tag, _pattern))
-# As in YAML 1.2; in 1.1 a number with an exponent has a point, too, and 1e-5 is a text.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+for _tag, _first, _pattern in (
+    ("null", ["~", "n", "N", ""], "~|null|Null|NULL|"),
+    ("bool", list("tTfF"), "true|True|TRUE|false|False|FALSE"),
+    ("int", list("-+0123456789"), "[-+]?(0|[1-9][0-9_]*)|0x[0-9a-fA-F]+"),
+    ("float", list("-+.0123456789"), r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"),
+    ("float", list("-+."), r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+):
+    for _class in (_Loader, _Dumper):  # a text that would be read as a number is written in quotes
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)

@@ -29,18 +29,12 @@ from typing import Any
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config, carried_settings
 from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
+from reasonrag.core.plugins import code_of
 from reasonrag.core.settings import identity, validate
 from reasonrag.core.text import Rules, normalize_answer
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.metrics import Attempt, Examiner, attempt_values, check_judged, trajectory_row
-from reasonrag.evaluation.summary import (
-    Outcome,
-    PolicyResult,
-    Setting,
-    asked_differently,
-    how_asked,
-    summarize,
-)
+from reasonrag.evaluation.summary import Outcome, PolicyResult, Setting, asked_differently, how_asked, summarize
 from reasonrag.evaluation.tables import write_report
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.llm.base import LLM, Caller, StepScorer, caller
@@ -271,7 +265,7 @@ class Evaluation:
             before = folder.facts().get("served")
             served = await check(parts, begun=folder.begun, before=before, wait_s=config.run.wait_s)
             folder.bind()
-            folder.keep_served(served)
+            folder.keep_served(served | code_of(config.model_dump(mode="json")))
             outcomes = []
             for setting, at_setting in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"
@@ -281,12 +275,7 @@ class Evaluation:
         return PolicyResult(name, config, folder.content, outcomes, count_calls(folder.journal, config), judged)
 
     async def _run_setting(
-        self,
-        setting: Setting,
-        config: Config,
-        engine: Engine,
-        examiner: Examiner,
-        folder: RunFolder,
+        self, setting: Setting, config: Config, engine: Engine, examiner: Examiner, folder: RunFolder
     ) -> Outcome:
         """Make one attempt at each question; give up once more than `run.max_failed` of them have failed."""
         outcome = Outcome(setting, [None] * len(self.questions), [None] * len(self.questions))

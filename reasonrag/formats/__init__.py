@@ -110,7 +110,7 @@ def _tool_parser(config: Config) -> str:
     if (parser := parser_of(str(chat.tokenizer.chat_template))) is None:
         raise ConfigError(
             f"the chat template of {policy.spec} shows no function calls that are known here; add --chat-template "
-            "chatml-tools or llama3-tools, or name a parser with --set format.tool_parser=...",
+            "chatml-tools or llama3-tools, or name a parser with --set format.tool_parser=..."
         )
     return parser
 
@@ -125,12 +125,4 @@ def check_prompts(policy: ModelAddress, format: Format) -> None:
         )
 
 
-__all__ = [
-    "FORMATS",
-    "Format",
-    "PromptSet",
-    "ReasonRAGFormat",
-    "check_prompts",
-    "open_format",
-    "open_recorded",
-]
+__all__ = ["FORMATS", "Format", "PromptSet", "ReasonRAGFormat", "check_prompts", "open_format", "open_recorded"]

@@ -27,16 +27,7 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import (
-    SEALED,
-    Block,
-    InstructedFormat,
-    Reading,
-    elements,
-    seal,
-    tags,
-    without_seals,
-)
+from reasonrag.formats.base import SEALED, Block, InstructedFormat, Reading, elements, seal, tags, without_seals
 
 # Placeholder texts of the instructions. A policy that repeats one has neither asked nor answered.
 ECHOES = frozenset({"and", "query", "answer", "the answer", "a precise query", "..."})

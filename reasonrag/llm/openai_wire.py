@@ -90,11 +90,7 @@ class Wire:
 
         `encoded` is what `encode` makes of the prompt; None for the chat endpoint.
         """
-        parameters: dict[str, Any] = {
-            "model": self.model,
-            **asdict(sampling),
-            "stop": list(prompt.stop) or None,
-        }
+        parameters: dict[str, Any] = {"model": self.model, **asdict(sampling), "stop": list(prompt.stop) or None}
         if self.logprobs:
             # The number is that of alternatives; vLLM reports the sampled token even with 0.
             parameters["logprobs"] = True if self.encode is None else 0 if self.vllm else 1

@@ -24,7 +24,7 @@ from reasonrag.online_rl.task import batched_retrievers, open_task, open_task_re
 from reasonrag.pipeline.parts import open_engine, served_by
 from reasonrag.rollout import derive_seed
 from reasonrag.training.model import load_weights, lora_config
-from reasonrag.training.run import BEST, Log, TrainingRun, save_policy
+from reasonrag.training.run import BEST, Log, TrainingRun, checkpoint_problem, mark_complete, save_policy
 
 _IMPORTANCE_MAX = 2.0  # threshold of the importance ratio
 
@@ -85,7 +85,9 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         run.evaluate(trainer)
         best = {"step": validation.best_step, "value": validation.best} if task.held_out else None
         if best:
-            run.log(f"best {validation.metric} of held-out questions: step {validation.best_step}, {run.out / BEST}")
+            problem = checkpoint_problem(run.out / BEST)
+            place = f"{run.out / BEST}, which is not what was saved ({problem})" if problem else run.out / BEST
+            run.log(f"best {validation.metric} of held-out questions: step {validation.best_step}, {place}")
         run.save(trainer, reward=settings.reward.name, best=best)
     return run
 
@@ -198,6 +200,7 @@ def save_best_policy(trainer: Any, run: TrainingRun[RLSettings]) -> None:
     save_policy(trainer, new)
     if run.is_first:
         run.write_card(new)
+        mark_complete(new)
         shutil.rmtree(old, ignore_errors=True)
         if best.exists():
             best.replace(old)

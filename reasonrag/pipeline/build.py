@@ -15,6 +15,7 @@ import structlog
 
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config, OutcomeConfig
+from reasonrag.core.plugins import code_of
 from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
 from reasonrag.dpo.pairs import rivals_of
 from reasonrag.formats import open_format
@@ -99,7 +100,8 @@ def build_trees(
         async def build_all() -> None:
             async with contextlib.aclosing(build.parts):
                 before = run.facts().get("served")
-                run.keep_served(await check(build.parts, begun=run.begun, before=before, wait_s=config.run.wait_s))
+                served = await check(build.parts, begun=run.begun, before=before, wait_s=config.run.wait_s)
+                run.keep_served(served | code_of(config.model_dump(mode="json")))
                 async with show(build) if show else contextlib.nullcontext():
                     # As many questions at once as keep the engines busy,
                     # never in lockstep. A finished tree is in the journal;

@@ -23,8 +23,9 @@ from reasonrag.storage import tables
 from reasonrag.storage.files import read_json
 from reasonrag.storage.folder import read_config, read_run
 from reasonrag.storage.parquet import by_question, column_names, not_finite, read_batches
+from reasonrag.storage.questions import rollout_files
 from reasonrag.training import run as training
-from reasonrag.training.run import BEST, CHECKPOINTS, MERGED, SUMMARY
+from reasonrag.training.run import BEST, CHECKPOINTS, MARKER, MERGED, SUMMARY
 
 _TABLES = {
     "nodes": tables.tree_schema,
@@ -107,11 +108,14 @@ def verify(path: Path) -> Verified:
         verified.check(SUMMARY, training.check_summary, path)
     if (path / CHECKPOINTS).is_dir():  # a published policy has none, and no settings
         verified.check("config.yaml", lambda: bool(read_config(path, "the same command")))
+    if any(path.glob("rollouts/step-*")):
+        verified.check("rollouts by step", lambda: len(rollout_files(path)))
     checkpoints = sorted(path.glob(f"{CHECKPOINTS}/checkpoint-*"))
+    checkpoints += [marker.parent for marker in path.glob(f"{BEST}/{MARKER}")]
     for kept in (*checkpoints, *path.glob(f"{CHECKPOINTS}/rows-*")):  # the same command makes the latter again
         problem = training.checkpoint_problem(kept)
         verified.note("checkpoints" if kept in checkpoints else "token rows", 1, problem and f"{kept.name}: {problem}")
-    for folder in (path, path / MERGED, path / BEST, *checkpoints):
+    for folder in dict.fromkeys((path, path / MERGED, path / BEST, *checkpoints)):
         _check_model(folder, "" if folder == path else f" of {folder.name}", verified)
     if "tensors" in verified.checks:
         verified.note(_CHECKSUMS, 0)  # a count of 0 is printed as "not checked"

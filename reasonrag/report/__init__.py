@@ -11,11 +11,7 @@ from reasonrag.report.run_pages import write_run_pages
 from reasonrag.storage.folder import what_holds
 
 # By the file that each kind of folder has once it is finished.
-_WRITERS = {
-    "run.json": write_run_pages,
-    "training.json": write_training_pages,
-    "metrics.json": write_evaluation_pages,
-}
+_WRITERS = {"run.json": write_run_pages, "training.json": write_training_pages, "metrics.json": write_evaluation_pages}
 
 
 def write_report(path: Path, out: Path | None = None) -> Path:

@@ -39,12 +39,7 @@ def write_run_pages(run: Path, out: Path) -> Path:
 
     with reading(run), open_site(out) as site:
         site.write_pages("tree.html.j2", pages())
-        return site.write_index(
-            "run.html.j2",
-            summary=summary,
-            step=step,
-            settings=dump(config),
-        )
+        return site.write_index("run.html.j2", summary=summary, step=step, settings=dump(config))
 
 
 def _page(tree: QuestionTree) -> Page:

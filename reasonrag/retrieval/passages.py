@@ -38,7 +38,7 @@ log = structlog.get_logger()
 # Wikipedia of December 2018 in passages of 100 words
 # (arXiv:2004.04906), the file that FlashRAG and Search-R1 search in.
 KNOWN_CORPORA: Mapping[str, tuple[str, int]] = {
-    "wiki18": ("hub:PeterJinGo/wiki-18-corpus:wiki-18.jsonl.gz", 21_015_324),
+    "wiki18": ("hub:PeterJinGo/wiki-18-corpus:wiki-18.jsonl.gz", 21_015_324)
 }
 # Data sets with questions that carry paragraphs, which together are the corpus.
 PARAGRAPH_CORPORA = ("hotpotqa", "2wikimultihopqa", "musique")

@@ -9,15 +9,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import import_plugin, make_plugin
 from reasonrag.core.settings import nearest
 from reasonrag.formats.base import Format
-from reasonrag.rewards.base import (
-    MISSING,
-    FunctionReward,
-    Reward,
-    RewardParts,
-    RewardSettings,
-    Score,
-    trl_columns,
-)
+from reasonrag.rewards.base import MISSING, FunctionReward, Reward, RewardParts, RewardSettings, Score, trl_columns
 from reasonrag.rewards.hiprag import HiPRAGReward
 from reasonrag.rewards.outcome import OutcomeReward, PRMReward, SPREReward
 from reasonrag.rewards.search_p1 import SearchP1Reward

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
@@ -304,7 +304,10 @@ async def call_function(
     for column in _COLUMNS_OF.keys() & columns:
         asked[column] = [_COLUMNS_OF[column](trajectory) for trajectory in trajectories]
     result = function(**asked)
-    results = list(await result if inspect.isawaitable(result) else result)
+    result = await result if inspect.isawaitable(result) else result
+    if isinstance(result, Mapping | Set | str):
+        raise ConfigError(f"{name} returned a {type(result).__name__}; return a list, one value per completion")
+    results = list(result)
     if len(results) != len(trajectories):
         raise ConfigError(
             f"{name} returned {len(results)} values for {len(trajectories)} completions, so they cannot be "

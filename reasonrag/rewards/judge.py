@@ -17,12 +17,16 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import structlog
+
 from reasonrag.core.errors import JudgeError, LLMError
-from reasonrag.core.text import one_line, quotable, unique
+from reasonrag.core.text import excerpt, one_line, quotable, unique
 from reasonrag.core.types import FinishReason, Message, Prompt, Question, Trajectory
 from reasonrag.formats.base import PromptSet, fingerprint, last_tag, tags
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rollout import derive_seed
+
+log = structlog.get_logger()
 
 Verdict = TypeVar("Verdict")
 Fields = Mapping[str, str | Sequence[str]]
@@ -59,6 +63,7 @@ class JudgeService:
     sampling: Sampling = field(default=Sampling(temperature=0.0, max_tokens=512))
     attempts: int = TRIES
     sample: int = 0
+    _is_refused: bool = field(default=False, init=False)
     _in_flight: dict[tuple[str, Prompt, int], asyncio.Task[Any]] = field(default_factory=dict, init=False)
 
     async def ask(self, name: str, fields: Fields, contract: Contract[Verdict], *, seed: int | None = None) -> Verdict:
@@ -73,7 +78,7 @@ class JudgeService:
 
         Raises:
             JudgeError: no reply could be parsed (`unreadable`), or
-                the judge does not answer (`timeout`, `unreachable`).
+                the judge does not answer (`timeout`, `unreachable`, `refused`).
         """
         user = Message("user", quoted(fields))
         prompt = Prompt((Message("system", self.prompts.text(f"judge/{name}")), user))
@@ -99,7 +104,10 @@ class JudgeService:
             try:
                 reply = await self.llm.complete(reminded if attempt else prompt, sampling)
             except LLMError as error:
-                cause = "timeout" if error.cause == "timeout" else "unreachable"
+                cause = error.cause if error.cause in ("timeout", "refused") else "unreachable"
+                if cause == "refused" and not self._is_refused:
+                    self._is_refused = True
+                    log.warning("the judge's server refuses a request; others are counted", error=excerpt(str(error)))
                 raise JudgeError(f"judge {self.llm.name!r} ({name}) does not answer: {error}", cause=cause) from error
             # A reply that was cut off may end before the verdict.
             verdict = None if reply.finish_reason is FinishReason.LENGTH else contract.read(reply.text)

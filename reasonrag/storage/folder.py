@@ -48,6 +48,8 @@ _LEAST_BYTES = 512  # of a SQLite file; it reads a shorter one as an empty one
 _RECEIPT = ".finished"
 _HIDDEN = re.compile(r"(^|/)\.[^/]")
 _NO_RESULT = re.compile(r"^(checkpoints|report)/|(^|/)\.[^/]")  # what may come and go in a finished folder
+# No errors: a search of the web finds something else each day, and a bug is mended.
+_CHANGED = {"retriever": "the retrieval server finds other passages", "code": "the plug-ins have other code"}
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
 
@@ -151,9 +153,9 @@ class Folder:
     def keep_served(self, served: Mapping[str, Mapping[str, str]]) -> None:
         """Note what servers serve by role (`pipeline.parts.served_by`, which holds models to what is noted)."""
         before = self.facts().get("served", {})
-        if before.keys() & served.keys() & {"retriever"} and before["retriever"] != served["retriever"]:
-            # No error: a search of the web finds something else each day.
-            log.warning(f"the retrieval server finds other passages than when {self.path} was begun")
+        for role, changed in _CHANGED.items():
+            if before.get(role, now := served.get(role)) != now and now:
+                log.warning(f"{changed} than when {self.path} was begun; what is finished there stays")
         if served:
             self.note(served={**before, **served})
 

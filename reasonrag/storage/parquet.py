@@ -329,8 +329,8 @@ def _damage(path: Path) -> Iterator[None]:
     except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
         check_limits(error)
         raise DataError(
-            f"{path.name} cannot be read ({excerpt(str(error), 200)}); it is damaged or not Parquet; write pairs "
-            "again with `reasonrag pairs`, trees with the same build-tree command"
+            f"{path.name} cannot be read ({excerpt(str(error), 200)}); it is damaged or not Parquet; copy it "
+            "again (a run's pairs: `reasonrag pairs`; its trees: the same build-tree command)"
         ) from error
 
 

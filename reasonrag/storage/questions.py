@@ -15,10 +15,11 @@ from typing import Any
 
 import structlog
 
-from reasonrag.core.errors import DataError
+from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import common_text, one_line, parse_json, quoted, redact_data, valid_unicode
 from reasonrag.core.types import Passage, Question, as_finite
+from reasonrag.storage.files import read_json
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.inputs import SUFFIXES, NumberedRow, RowProblems, lack, read_rows, text_id
 from reasonrag.storage.parquet import read_batches, read_shards
@@ -181,13 +182,25 @@ def _named_questions(place: Path) -> set[str]:
 
 def _rows_of_folder(folder: Path) -> Iterator[NumberedRow]:
     """Yield a row with each question of a finished run or of an online training."""
-    columns, files = ("question",), sorted((folder / "rollouts").glob("step-*.parquet"))
+    columns, files = ("question",), rollout_files(folder)
     for file in files:
         for batch in read_batches(file, rollout_schema(), columns=columns):
             yield from enumerate(batch.to_pylist(), 1)
     if not files:
         read_run(folder)
         yield from enumerate(read_shards(folder / "trees", "nodes", tree_schema(), columns=columns), 1)
+
+
+def rollout_files(training: Path) -> list[Path]:
+    """Return the files with the rollouts of an online training; raise RunError if those of some steps are missing."""
+    files = sorted((training / "rollouts").glob("step-*.parquet"))
+    found = {int(file.name[5:11]) for file in files if file.name[5:11].isdecimal()}
+    summary = read_json(training / "training.json") or {}
+    with contextlib.suppress(LookupError, TypeError, ArithmeticError):  # of another make
+        found.add(summary["steps"] // summary["settings"]["rollout"]["minibatches"])
+    if files and (missing := set(range(1, max(found) + 1)) - {int(file.name[5:11]) for file in files}):
+        raise RunError(f"{training / 'rollouts'} lacks those of {len(missing)} steps; bring them back from a copy")
+    return files
 
 
 def _file_name(path: Path) -> str:

@@ -64,7 +64,7 @@ CHECKPOINTS = "checkpoints"
 MERGED = "merged"
 BEST = "best"
 _IDENTITY = f"{CHECKPOINTS}/identity.json"
-_MARKER = "complete.json"
+MARKER = "complete.json"
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://\S*", re.IGNORECASE)
 _HOST = re.compile(r"(?<![\w.])(?:localhost|\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?(?![\w.])")
 # Messages of safetensors and torch about a full disk: neither raises an OSError.
@@ -203,9 +203,9 @@ def checkpoint_problem(checkpoint: Path, *, fully: bool = True) -> str:
 
     Files are compared by size and, if `fully`, by checksum.
     """
-    marker = read_json(checkpoint / _MARKER) or {}
+    marker = read_json(checkpoint / MARKER) or {}
     if marker.pop("checksum", None) != short_hash(marker) or not isinstance(files := marker.get("files"), dict):
-        return f"{_MARKER} is missing or damaged: it was not written to its end"
+        return f"{MARKER} is missing or damaged: it was not written to its end"
     return damage(checkpoint, files, fully=fully)
 
 
@@ -216,9 +216,9 @@ def mark_complete(checkpoint: Path, *, seconds: float = 0.0) -> None:
     """
     # Hidden files are the unfinished ones of an attempt that was killed.
     paths = (path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("."))
-    files = digests(checkpoint, (path for path in paths if path.name != _MARKER), sync=True)
+    files = digests(checkpoint, (path for path in paths if path.name != MARKER), sync=True)
     marker = {"seconds": seconds, "files": files}
-    write_json(checkpoint / _MARKER, {**marker, "checksum": short_hash(marker)}, indent=1)
+    write_json(checkpoint / MARKER, {**marker, "checksum": short_hash(marker)}, indent=1)
 
 
 def _checkpoints(out: Path) -> list[Path]:
@@ -435,7 +435,7 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
                 eval_dataset=test,
                 processing_class=self.chat.tokenizer,
                 peft_config=lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
-                seconds_before=require_json(self._checkpoint / _MARKER, "")["seconds"] if self._checkpoint else 0.0,
+                seconds_before=require_json(self._checkpoint / MARKER, "")["seconds"] if self._checkpoint else 0.0,
                 complete_checkpoint=self._complete_checkpoint,
                 **own,
             )

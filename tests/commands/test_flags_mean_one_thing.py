@@ -36,5 +36,5 @@ def test_the_allowed_differences_are_needed():
 def test_every_flag_of_the_table_names_its_commands():
     assert {"build-tree", "eval", "rl train", "rl plan", "index recall"} <= {path for path, _ in OPTIONS["--dataset"]}
     assert {path for path, _ in OPTIONS["--model"]} == {
-        *("dpo train", "sft train", "prm train", "rl train", "env serve", "improve"),
+        *("dpo train", "sft train", "prm train", "rl train", "env serve", "improve")
     }

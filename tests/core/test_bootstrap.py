@@ -7,13 +7,7 @@ from statistics import NormalDist, fmean
 import numpy as np
 import pytest
 
-from reasonrag.core.bootstrap import (
-    Difference,
-    Interval,
-    Ratio,
-    adjusted,
-    intervals,
-)
+from reasonrag.core.bootstrap import Difference, Interval, Ratio, adjusted, intervals
 
 
 def one(values, **settings) -> Interval:

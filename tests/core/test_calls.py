@@ -9,14 +9,7 @@ import pytest
 
 from benchmarks.slots import Engine, drive
 from benchmarks.virtual_time import run as run_virtually
-from reasonrag.core.calls import (
-    START,
-    Addresses,
-    Slots,
-    Unavailable,
-    bearer_header,
-    check_url,
-)
+from reasonrag.core.calls import START, Addresses, Slots, Unavailable, bearer_header, check_url
 from reasonrag.core.errors import ConfigError, LLMError
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from reasonrag.core.config import POLICY_CARD, PRESETS, Config, PolicyCard, copy_card, load_config
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import Section, dump, identity, parse_assignment, validate
+from reasonrag.core.settings import Section, dump, identity, parse_assignment, parse_yaml, to_yaml, validate
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.retrieval.index import IndexConfig
 from reasonrag.retrieval.server import ServeSettings
@@ -125,6 +125,9 @@ def test_the_demo_policy_acts_on_the_demo_questions_unless_another_is_named():
 def test_assignments_are_yaml():
     assert parse_assignment("a.b=[1, x]") == ("a.b", [1, "x"])
     assert parse_assignment("a=[1e-5, 2.5E3, 1e5x, 0.5]") == ("a", [1e-5, 2500.0, "1e5x", 0.5])
+    texts = ["010", "12:30", "yes", "1e5", "2026-01-01"]  # of YAML 1.1 these are other values
+    assert parse_assignment("a=[010, 12:30, yes, '1e5', 2026-01-01]") == ("a", texts)
+    assert parse_yaml(to_yaml(texts)) == texts
     for bad in ("a.b", "a.b=", "=3", "a={"):
         with pytest.raises(ConfigError):
             parse_assignment(bad)

@@ -155,9 +155,7 @@ def test_values_of_the_environment_are_known_in_every_form(monkeypatch: pytest.M
     assert redact("correct-horse") == "correct-horse"
 
 
-def test_data_is_never_changed_without_a_word_that_names_the_variable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_data_is_never_changed_without_a_word_that_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEFAULT_KEY", "Qwen2.5-7B-Instruct")
     with capture_logs() as told:
         assert [redact_data("by Qwen2.5-7B-Instruct", "a test") for _ in range(3)] == ["by ***"] * 3

@@ -15,14 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasonrag.core.text import (
-    cover_match,
-    exact_match,
-    inert,
-    one_line,
-    token_f1,
-    valid_unicode,
-)
+from reasonrag.core.text import cover_match, exact_match, inert, one_line, token_f1, valid_unicode
 
 SCORES = Path(__file__).parents[2].parent / "shared/data/scores"
 needs_data = pytest.mark.skipif(not SCORES.is_dir(), reason="shared/data/scores is not beside the repository")

@@ -128,10 +128,7 @@ def test_a_policys_prompt_is_refused():
             asyncio.run(DemoJudge().complete(prompt, Sampling()))
 
 
-@pytest.mark.parametrize(
-    ("rest", "name"),
-    [("", "demo-judge:0:0"), ("7", "demo-judge:7:0"), (":1", "demo-judge:0:1")],
-)
+@pytest.mark.parametrize(("rest", "name"), [("", "demo-judge:0:0"), ("7", "demo-judge:7:0"), (":1", "demo-judge:0:1")])
 def test_world_and_error_rate_are_named_in_the_identity(rest, name):
     assert open_judge(ModelAddress("demo-judge", rest), ModelConfig()).name == name
 

@@ -19,8 +19,7 @@ FORMAT = ReasonRAGFormat()
 GREEDY = Sampling(temperature=0.0, seed=0)
 
 HARBOUR = Passage(
-    "1",
-    "Harbour of Glass\nHarbour of Glass is a 1962 Norvian drama film directed by Tilda Marrow. Shot in Quell Bay.",
+    "1", "Harbour of Glass\nHarbour of Glass is a 1962 Norvian drama film directed by Tilda Marrow. Shot in Quell Bay."
 )
 MARROW = Passage(
     "2", "Tilda Marrow\nTilda Marrow (3 May 1921 – 9 June 1988) was a Norvian director. She was born in Osset."

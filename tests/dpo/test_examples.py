@@ -226,11 +226,7 @@ def test_a_hub_data_set_that_cannot_be_used_is_refused(cached, chat):
     cached(train_prefs=[plain()], test=[plain()])
     refused("someone/pairs@v1.0.0", chat, "no pairs to train on: the split train has none, 'test' has")
     cached(train=[plain(1)], test=[plain(2), plain(rejected=[])])
-    refused(
-        "someone/pairs@v1.0.0",
-        chat,
-        r"split test: rejected: List should have .* in 1 row \(2\)",
-    )
+    refused("someone/pairs@v1.0.0", chat, r"split test: rejected: List should have .* in 1 row \(2\)")
 
 
 # What is kept, and what it is known by
@@ -276,11 +272,7 @@ def test_a_run_that_is_not_finished_is_refused(tmp_path, chat):
 
 
 def test_a_run_without_pairs_is_refused(tmp_path, chat):
-    refused(
-        make_run(tmp_path / "run", rewards=(0.5, 0.5)),
-        chat,
-        "no pairs to train on; build trees",
-    )
+    refused(make_run(tmp_path / "run", rewards=(0.5, 0.5)), chat, "no pairs to train on; build trees")
 
 
 def test_a_run_whose_pairs_are_not_all_there_is_refused(tmp_path, chat):
@@ -335,10 +327,7 @@ def test_an_empty_file_is_refused(tmp_path, chat):
         (plain(chosen="Kelda"), "prompt, chosen and rejected are not three texts"),
         (plain(rejected=[]), "rejected: List should have at least 1 item"),
         ({"prompt": "a", "chosen": "b", "rejected": " "}, "prompt, chosen and rejected are not three texts"),
-        (
-            plain(prompt=[{"role": "user", "content": [{"type": "image"}]}]),
-            "prompt: a message needs a role",
-        ),
+        (plain(prompt=[{"role": "user", "content": [{"type": "image"}]}]), "prompt: a message needs a role"),
         (step(chosen_end="eos"), "chosen.end: Input should be 'stop', 'turn' or 'length'"),
         (step(chosen=says("a") * 2), "chosen is not one message of the assistant"),
         (step(rejected=says("")), None),  # the policy ended its turn at once: its end token is scored

@@ -32,8 +32,7 @@ def test_without_a_setting_the_longest_pair_is_the_limit():
 
 
 @pytest.mark.parametrize(
-    ("max_length", "context", "used"),
-    [(20, 100, 20), (20, 16, 16), (None, 16, 16), (20, None, 20)],
+    ("max_length", "context", "used"), [(20, 100, 20), (20, 16, 16), (None, 16, 16), (20, None, 20)]
 )
 def test_the_models_context_is_never_exceeded(max_length, context, used):
     _, report = fitted([pair(8), pair(30)], max_length=max_length, context=context, max_dropped=0.5)

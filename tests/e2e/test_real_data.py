@@ -16,10 +16,7 @@ DATA = Path(__file__).parents[2].parent / "shared/data"
 ITERATIONS = 8
 ALPHA = 0.9
 
-pytestmark = [
-    pytest.mark.data,
-    pytest.mark.skipif(not DATA.is_dir(), reason="the shared data set folder is not here"),
-]
+pytestmark = [pytest.mark.data, pytest.mark.skipif(not DATA.is_dir(), reason="the shared data set folder is not here")]
 
 
 @pytest.fixture(scope="module")

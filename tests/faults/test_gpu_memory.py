@@ -80,11 +80,7 @@ def said(made: Sequence[Completion | BaseException]) -> list[Any]:
     return [each.token_ids if isinstance(each, Completion) else getattr(each, "cause", repr(each)) for each in made]
 
 
-@pytest.mark.fault(
-    "20b",
-    "a GPU without memory for the batch of an engine",
-    "it says so, and answers later",
-)
+@pytest.mark.fault("20b", "a GPU without memory for the batch of an engine", "it says so, and answers later")
 def test_an_engine_goes_on_with_what_is_left(roomy_model: Path, figure: Figure) -> None:
     llm = loaded(roomy_model, batch_size=4, device="cuda")
     with free_bytes(GB // 50):

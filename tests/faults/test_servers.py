@@ -144,9 +144,7 @@ def test_100_mb_are_not_taken(name: str, tmp_path: Path, rounds: Rounds, figure:
 
 
 @pytest.mark.fault(
-    "drain",
-    "SIGTERM or Ctrl-C while clients of `env serve` wait",
-    "sessions end with 1012; exit code, no traceback",
+    "drain", "SIGTERM or Ctrl-C while clients of `env serve` wait", "sessions end with 1012; exit code, no traceback"
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_servers_end_with_their_requests(tmp_path: Path, number: signal.Signals, figure: Figure) -> None:
@@ -174,9 +172,7 @@ RETRIEVE = [
 
 
 @pytest.mark.fault(
-    "fuzz",
-    "mutated requests, headers and frames, to each server",
-    "an answer or an end; no 500, no hang, no traceback",
+    "fuzz", "mutated requests, headers and frames, to each server", "an answer or an end; no 500, no hang, no traceback"
 )
 @pytest.mark.parametrize("name", SERVERS)
 def test_mutated_requests(

@@ -10,16 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.types import (
-    Answer,
-    Completion,
-    Malformed,
-    Note,
-    Passage,
-    Question,
-    Search,
-    Step,
-)
+from reasonrag.core.types import Answer, Completion, Malformed, Note, Passage, Question, Search, Step
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.formats.base import Stage
 from reasonrag.formats.reasonrag import read
@@ -80,11 +71,7 @@ def test_stages_have_their_own_system_prompt_and_stops():
     reasoning, grounding = BRIEF.prompt(QUESTION, ()), BRIEF.prompt(QUESTION, SEARCHED)
     final = BRIEF.prompt(QUESTION, SEARCHED, final=True)
     assert len({p.messages[0].content for p in (reasoning, grounding, final)}) == 3
-    assert (reasoning.stop, grounding.stop, final.stop) == (
-        ("</query>", "</answer>"),
-        ("</evidence>",),
-        ("</answer>",),
-    )
+    assert (reasoning.stop, grounding.stop, final.stop) == (("</query>", "</answer>"), ("</evidence>",), ("</answer>",))
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,7 @@ def test_the_chat_of_a_shipped_template_is_the_golden_one(template, parser, base
     assert text == (GOLDEN / "chats" / f"{template}.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("template", "parser"),
-    [("qwen3", "hermes"), ("llama3_2", "llama3")],
-)
+@pytest.mark.parametrize(("template", "parser"), [("qwen3", "hermes"), ("llama3_2", "llama3")])
 def test_the_chat_of_a_familys_own_template_ends_as_the_golden_one(template, parser, base, tmp_path):
     """TRL brings the templates of the models; what stands before the question is theirs."""
     chat = ChatTemplate.load(str(base), template=str(own_template(template)))

@@ -147,12 +147,7 @@ def test_a_vllm_server_writes_with_the_weights_that_were_pushed(vllm_server: str
                         parameter.add_(torch.randn_like(parameter) * 0.3)
             sync.push(merged_parameters(model))
             llm = ServerLLM(
-                f"{vllm_server}/v1",
-                "tiny",
-                encode=chat.token_ids,
-                vllm=True,
-                logprobs=True,
-                processed_logprobs=True,
+                f"{vllm_server}/v1", "tiny", encode=chat.token_ids, vllm=True, logprobs=True, processed_logprobs=True
             )
             completion = completed(llm, prompt, Sampling(temperature=0.7, max_tokens=12, seed=3))
             assert completion.logprobs == pytest.approx(logprobs_by(model, completion, 0.7), abs=1e-2)

@@ -20,15 +20,7 @@ from tests.online_rl.toys import settings
 
 TOYS = "tests.online_rl.toys"
 OWN = {"reward__name": f"python:{__name__}:brevity"}
-ROW = {
-    "dataset": "demo",
-    "question_id": "q",
-    "planner": "p",
-    "steps": ["s"],
-    "candidates": 1,
-    "correct": 1,
-    "votes": 0,
-}
+ROW = {"dataset": "demo", "question_id": "q", "planner": "p", "steps": ["s"], "candidates": 1, "correct": 1, "votes": 0}
 
 
 @pytest.fixture

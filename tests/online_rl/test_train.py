@@ -16,19 +16,14 @@ from reasonrag.core.models import ModelAddress
 from reasonrag.online_rl import collector
 from reasonrag.pipeline.parts import open_llm
 from reasonrag.storage.files import read_json
-from reasonrag.training.run import last_checkpoint, save_policy
+from reasonrag.training.run import checkpoint_problem, last_checkpoint, save_policy
 from tests import warmed
 from tests.online_rl import toys
 from tests.online_rl.toys import ROOT, child, farthest, logged, quietly, rollouts, settings, weights
 
 TOYS = "tests.online_rl.toys"
 SMALL = {"rollout__questions_per_step": 2, "per_device_train_batch_size": 8, "reward__name": f"{TOYS}:OwnReward"}
-LONG = SMALL | {
-    "max_steps": 4,
-    "save_steps": 2,
-    "validation__steps": 2,
-    "validation__limit": 6,
-}
+LONG = SMALL | {"max_steps": 4, "save_steps": 2, "validation__steps": 2, "validation__limit": 6}
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
 
@@ -58,6 +53,7 @@ def test_the_folder_holds_the_policy_and_the_best_one_and_no_pickle(whole):
     assert not [path for path in out.iterdir() if path.name.startswith(".best")]
     assert sorted(path.name for path in (out / "rollouts").iterdir()) == [f"step-{n:06d}.parquet" for n in range(1, 5)]
     assert summary["best"]["step"] in (0, 2, 4)
+    assert checkpoint_problem(out / "best") == ""
 
 
 def test_training_json_is_clean_and_tells_every_step(whole):

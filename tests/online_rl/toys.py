@@ -16,12 +16,7 @@ from pytest import MonkeyPatch, raises
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import LLMError
-from reasonrag.core.types import (
-    Completion,
-    FinishReason,
-    Prompt,
-    Trajectory,
-)
+from reasonrag.core.types import Completion, FinishReason, Prompt, Trajectory
 from reasonrag.llm.base import Sampling
 from reasonrag.online_rl.collector import RolloutLoop
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings

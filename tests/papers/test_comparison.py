@@ -82,7 +82,7 @@ def test_the_switches_are_those_of_each_ablation():
         name: (found.reward.search_p1.lambda_p, found.reward.search_p1.lambda_a) for name, found in search_p1.items()
     }
     assert {name: found for name, found in weights.items() if found != (0.3, 0.6)} == {
-        **{"path-0.2": (0.2, 0.6), "path-0.4": (0.4, 0.6), "outcome-0.8": (0.3, 0.8), "outcome-1": (0.3, 1)},
+        **{"path-0.2": (0.2, 0.6), "path-0.4": (0.4, 0.6), "outcome-0.8": (0.3, 0.8), "outcome-1": (0.3, 1)}
     }
     when = {name: found.reward.when_to_search for name, found in trainings(PAPERS["when-to-search"]).items()}
     assert {found.switch_step for found in when.values()} == {4}

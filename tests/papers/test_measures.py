@@ -100,7 +100,7 @@ def test_needless_and_early_searches_are_told_from_those_needed(tmp_path):
         attempt("no hops", hops=None),
     )
     assert {q: (r.get("needless"), r.get("early")) for q, r in rows.items()} == {
-        **{"more": (2, 0), "less": (0, 1), "by heart": (0, 0), "no hops": (None, None)},
+        **{"more": (2, 0), "less": (0, 1), "by heart": (0, 0), "no hops": (None, None)}
     }
     assert mean_hops({0: rows}) == {"known": 1.0, "one_hop": 2.0}
 
@@ -120,7 +120,7 @@ def test_what_was_found_noted_and_could_be_read_comes_from_the_steps(tmp_path):
         attempt("yes or no") | {"golden_answers": ["Yes"], "steps": 3, "trajectory": searched},
     )
     assert {q: (r["steps_parsed"], r.get("found"), r.get("noted")) for q, r in rows.items()} == {
-        **{"searched": (3, 1, 0), "noted": (2, 0, 1), "yes or no": (3, None, None)},
+        **{"searched": (3, 1, 0), "noted": (2, 0, 1), "yes or no": (3, None, None)}
     }
     found = described({0: rows}, ["parsed", "found", "noted"])["all"]
     assert (found["parsed"]["mean"], found["found"]["n"], found["noted"]["mean"]) == (pytest.approx(8 / 9), 2, 0.5)

@@ -13,10 +13,7 @@ PAPERS = Path(__file__).parents[3] / "shared" / "papers"
 REASONRAG, HIPRAG, SEARCH_P1, WHEN_TO_SEARCH = (
     COMPARISONS[name] for name in ("reasonrag", "hiprag", "search-p1", "when-to-search")
 )
-pytestmark = [
-    pytest.mark.data,
-    pytest.mark.skipif(not PAPERS.exists(), reason="the papers' texts are not here"),
-]
+pytestmark = [pytest.mark.data, pytest.mark.skipif(not PAPERS.exists(), reason="the papers' texts are not here")]
 
 
 def lines(paper, start="", end=None):

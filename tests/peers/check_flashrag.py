@@ -11,13 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from flashrag.dataset.dataset import Dataset
-from flashrag.pipeline import (
-    FLAREPipeline,
-    IRCOTPipeline,
-    IterativePipeline,
-    SelfAskPipeline,
-    SequentialPipeline,
-)
+from flashrag.pipeline import FLAREPipeline, IRCOTPipeline, IterativePipeline, SelfAskPipeline, SequentialPipeline
 from flashrag.utils import ircot_pred_parse, selfask_pred_parse
 
 from papers.baselines import BASELINES, _pile

@@ -81,6 +81,9 @@ def test_what_an_online_training_saw_is_left_out(both):
     rest = keys(both, questions__exclude="policy")
     assert [id for name, id in rest if name == "ships"] == ["1", "2", "4"]
     assert len([id for name, id in rest if name == "towns"]) == len(CAPTAINS)
+    Path("policy/training.json").write_text('{"steps": 6, "settings": {"rollout": {"minibatches": 2}}}')
+    with pytest.raises(RunError, match="lacks those of 1 steps; bring them back from a copy"):
+        keys(both, questions__exclude="policy")
 
 
 def test_every_data_set_needs_paragraphs_if_they_are_searched(both):

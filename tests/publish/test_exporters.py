@@ -213,10 +213,7 @@ def test_an_export_is_repeated_with_equal_bytes_and_never_into_anothers_folder(n
 
 @pytest.mark.parametrize(
     ("overrides", "reason"),
-    [
-        ({"pairs.level": "trajectory"}, "whole trajectories"),
-        ({"pairs.min_margin": 2.0}, "no pairs to export"),
-    ],
+    [({"pairs.level": "trajectory"}, "whole trajectories"), ({"pairs.min_margin": 2.0}, "no pairs to export")],
 )
 def test_a_run_without_pairs_that_messages_can_hold_is_refused(overrides, reason, tmp_path):
     run(tmp_path / "run", overrides=overrides, questions=QUESTIONS[:3])

@@ -59,10 +59,7 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "holds pairs of another run, not of the run.json beside it": set_in(PAIRS, 0, config_hash="of another run"),
     "1 texts are in both splits": set_in(PAIRS, 0, question_id="q1"),
     "trees.nodes is 99": lambda run: edit_json(run / "run.json", lambda held: held["trees"].update(nodes=99)),
-    "run.json is missing or damaged": lambda run: (
-        (run / "run.json").unlink(),
-        (run / "journal.sqlite").touch(),
-    ),
+    "run.json is missing or damaged": lambda run: ((run / "run.json").unlink(), (run / "journal.sqlite").touch()),
     "1 of 2 files of train-*.parquet are there": lambda run: (run / PAIRS).rename(
         run / "pairs/train-00000-of-00002.parquet"
     ),

@@ -26,12 +26,7 @@ def grades(outcome, *answers, question=FILMS):
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [
-        ("f1", [1.0, 0.4, 0.0]),
-        ("em", [1.0, 0.0, 0.0]),
-        ("cover", [1.0, 0.0, 0.0]),
-        ("list", [1.0, 0.5, 0.0]),
-    ],
+    [("f1", [1.0, 0.4, 0.0]), ("em", [1.0, 0.0, 0.0]), ("cover", [1.0, 0.0, 0.0]), ("list", [1.0, 0.5, 0.0])],
 )
 def test_a_rule_grades_answers_from_0_to_1(name, values):
     found = grades(open_outcome(OutcomeConfig(name=name)), "Jaws, Duel", "Jaws and E.T.", "no idea")
@@ -99,6 +94,8 @@ def test_a_function_may_give_reasons_and_gives_no_value_out_of_range():
     assert [(grade.value, grade.reason) for grade in grades(outcome, "one two", question=REPORT)] == [(0.5, "words")]
     with pytest.raises(ConfigError, match=r"returned 7; return values in \[0, 1\]"):
         grades(open_outcome(OutcomeConfig(), given=lambda predictions: [7] * len(predictions)), "x")
+    with pytest.raises(ConfigError, match="returned a dict; return a list, one value per completion"):
+        grades(open_outcome(OutcomeConfig(), given=lambda predictions: {0: 0.5}), "x")
 
 
 def test_the_example_of_an_own_outcome_is_opened_by_its_name():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from reasonrag.core.errors import Interrupted, JudgeError, LLMError
 from reasonrag.core.types import Completion
@@ -59,6 +60,15 @@ def test_what_cannot_be_read_is_asked_for_again_with_a_reminder_and_then_by_samp
 def test_a_judge_that_does_not_answer_is_unreachable():
     service = JudgeService(ScriptedLLM([LLMError("refused", cause="http_500")]), PROMPTS)
     assert outcome(service) == "unreachable"
+
+
+def test_a_judge_that_refuses_says_once_why():
+    service = JudgeService(ScriptedLLM([LLMError("no temperature", cause="refused")] * 2), PROMPTS)
+    with capture_logs() as logs:
+        assert [outcome(service) for _ in range(2)] == ["refused"] * 2
+    assert [(line["event"][:30], line["error"]) for line in logs] == [
+        ("the judge's server refuses a r", "no temperature")
+    ]
 
 
 def test_a_run_that_is_draining_is_no_failure_of_the_judge():

@@ -14,13 +14,7 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Question
-from reasonrag.storage.questions import (
-    KNOWN,
-    load_questions,
-    paragraph_corpus,
-    questions_fingerprint,
-    sample_questions,
-)
+from reasonrag.storage.questions import KNOWN, load_questions, paragraph_corpus, questions_fingerprint, sample_questions
 from tests.faults.matrix import Figure
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
@@ -66,13 +60,7 @@ def test_all_kinds_of_file_give_the_same_questions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        ("Bob", ("Bob",)),
-        (["Bob", None, "", " "], ("Bob",)),
-        ([1755], ("1755",)),
-        (1755, ("1755",)),
-    ],
+    ("given", "read"), [("Bob", ("Bob",)), (["Bob", None, "", " "], ("Bob",)), ([1755], ("1755",)), (1755, ("1755",))]
 )
 def test_golden_answers_may_be_a_list_a_text_or_a_number(tmp_path: Path, given: object, read: tuple[str, ...]) -> None:
     (question,) = load_questions(write(tmp_path / "a.jsonl", row(golden_answers=given)))

@@ -158,11 +158,7 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path,
 
 
 def _report(
-    out: Path,
-    model: PreTrainedModel,
-    seed: int,
-    recipe: Recipe,
-    losses: list[dict[str, float]],
+    out: Path, model: PreTrainedModel, seed: int, recipe: Recipe, losses: list[dict[str, float]]
 ) -> dict[str, Any]:
     """Write `training.json` and return its content."""
     report = {
