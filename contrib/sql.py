@@ -44,6 +44,13 @@ def open_sqlite(config: Config, questions: list[Question]) -> QueryRetriever:
             documents.append((passage_id, {"title": title, "text": text}, score))
         return passages_of(documents, plain)
 
+    try:
+        search("", 1)
+    except sqlite3.Error as error:  # before a call of a model is paid
+        raise ConfigError(
+            f"retriever sqlite: {path} cannot be searched; see to path and collection", quoting=error
+        ) from None
+
     async def find(query: str, top_k: int) -> Sequence[Passage]:
         return await asyncio.to_thread(search, query, top_k)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reasonrag.core.config import Config
 
 # NAME=SPEC#MODEL. A name has no ":" and no "/", so the "=" in the query of a URL does not end one.
-_POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
+_POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>(?:hf|vllm|demo):.+|[^#]+)(?:#(?P<model>.+))?")
 
 
 _NAMES = Several(lambda name: name.strip().lower(), "name")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,7 +17,6 @@ import structlog
 from reasonrag.core.errors import ConfigError, ReasonRAGError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.text import map_texts
-from reasonrag.storage.files import short_hash
 
 
 def import_plugin(path: str) -> Any:
@@ -49,7 +49,8 @@ def code_of(settings: Any) -> dict[str, dict[str, str]]:
     map_texts(settings, texts.append)
     modules = {text.split(":")[1] for text in texts if text.startswith("python:")} & sys.modules.keys()
     files = [getattr(sys.modules[name], "__file__", None) for name in sorted(modules)]
-    return {"code": {"model": short_hash([Path(file).read_bytes().hex() for file in files if file])}} if files else {}
+    content = b"".join(Path(file).read_bytes() for file in files if file)
+    return {"code": {"model": hashlib.sha256(content).hexdigest()[:16]}} if files else {}
 
 
 def open_model(address: ModelAddress, config: object) -> Any:

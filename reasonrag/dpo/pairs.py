@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
+from reasonrag.core.errors import DataError
 from reasonrag.core.text import common_text
 from reasonrag.spre.decisions import (
     Decision,
@@ -241,6 +242,10 @@ def _trees(nodes: Iterable[Row], repeated: Collection[tuple[str, str]] | None) -
     """Yield each tree with the digests of the preferences seen before; prompts of other questions differ from its."""
     seen: set[str] = set()
     for question, tree in by_question(nodes):
+        for place, row in enumerate(tree):
+            if row["node_id"] != place or row["parent_id"] >= place:
+                problem = f"question {question[1]!r}, node {row['node_id']}: no tree of build-tree has it there"
+                raise DataError(f"{problem}; run the same build-tree command to write the tables again")
         yield tree, seen if repeated is None or question in repeated else set()
 
 

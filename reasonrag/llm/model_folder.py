@@ -33,6 +33,7 @@ _PATTERNS = ("target_modules", "exclude_modules", "layers_pattern", "rank_patter
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 _MOST_REPEATS = 5
 _OF_A_TRAINING = re.compile(r"merged|best|policy|checkpoint-\d+")
+_LONGEST_NAME = 200  # that a server may give a model in a message
 _PART = 2**20
 _SMALL = 20_000_000  # parameters of a model whose matrices are too small to be split
 _CGROUP = Path("/sys/fs/cgroup")
@@ -64,11 +65,12 @@ def served_identity(root: str) -> str:
     >>> served_identity("/mnt/qwen-7b"), served_identity("/mnt/dpo/merged")
     ('qwen-7b', 'dpo/merged')
     """
-    if Path(root).is_dir():
-        return model_identity(root)
+    with suppress(OSError, ValueError):  # too long for a path
+        if any((Path(root) / name).is_file() for name in ("config.json", "adapter_config.json")):
+            return model_identity(root)
     parts = PurePath(root).parts
     # Each training has folders of these names.
-    return "/".join(parts[-2:] if _OF_A_TRAINING.fullmatch(parts[-1]) else parts[-1:])
+    return "/".join(parts[-2:] if _OF_A_TRAINING.fullmatch(parts[-1]) else parts[-1:])[:_LONGEST_NAME]
 
 
 def local_folder(name: str, revision: str | None = None) -> Path | None:

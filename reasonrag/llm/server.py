@@ -122,7 +122,7 @@ class ServerLLM:
         urls = [base_url] if isinstance(base_url, str) else base_url
         for url in urls:
             check_url(url, example="http://127.0.0.1:8000/v1")
-        self.name = public_name(model) if model else ""
+        self.name, self._is_named = public_name(model) if model else "", bool(model)
         self.dropped: set[str] = set() if seeded else {"seed"}
         if encode := wire.get("encode"):
             wire["encode"] = lru_cache(_MOST_ENCODED)(partial(_packed, encode))
@@ -220,14 +220,14 @@ class ServerLLM:
         try:
             return await self._served(url)
         except ConfigError:
-            if not self._wire.model:
+            if not self._is_named:
                 raise
             # It may serve the model all the same, which one token shows.
             prompt, request = Prompt((Message("user", "Hello"),)), Request(self._addresses.all[0])
             encoded, sampling = await self._encoded(prompt), Sampling(temperature=0, max_tokens=1)
             with suppress(LLMError, Unavailable):
                 await self._send(prompt, encoded, sampling, request, url, _HELLO_TIMEOUT_S)
-                log.warning("a server answers for a model that it does not list", model=self.name)
+                log.warning("a server answers for a model that it does not list", model=self._wire.model, url=url)
                 return None
             raise
 

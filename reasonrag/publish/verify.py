@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from reasonrag.llm.model_folder import check_base, check_tensors, model_files, s
 from reasonrag.retrieval.index import IndexFolder
 from reasonrag.spre.estimate import SHAPE, check_tree
 from reasonrag.storage import tables
-from reasonrag.storage.files import read_json
+from reasonrag.storage.files import read_json, reading
 from reasonrag.storage.folder import read_config, read_run
 from reasonrag.storage.parquet import by_question, column_names, not_finite, read_batches
 from reasonrag.storage.questions import rollout_files
@@ -98,8 +99,9 @@ def verify(path: Path) -> Verified:
         RunError: nothing that could be checked is there.
     """
     verified = Verified()
-    if path.exists():
-        _check_tables(path, verified)
+    with reading(path) if (path / "run.json").is_file() else nullcontext():  # a training run is written bit by bit
+        if path.exists():
+            _check_tables(path, verified)
     index = IndexFolder(path)
     for part in index.parts():
         verified.check("files of the index", lambda part=part: len(index.verify(part, fully=True).files))

@@ -20,6 +20,7 @@ from reasonrag.storage.parquet import Row
 
 _LEGEND = "* path to the best answer  ! malformed  x ended without an answer  ~ cut off"
 _STYLES = {"*": "bold green", "!": "red", "x": "yellow", "~": "yellow"}
+_DEEPEST = 20  # steps that fit beside each other; deeper ones are counted
 _MOST_CHARS = 300  # of a question, an answer or a step
 _SPREAD = ("count", "mean", "min", "p25", "median", "p75", "p95", "max")
 _USED = ("calls", "prompt_tokens", "completion_tokens", "cost")
@@ -32,7 +33,7 @@ def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False)
 
     Args:
         tree: of one question.
-        depth: steps from the question that are shown; None for all.
+        depth: steps from the question that are shown, at most 20; None for so many.
         best: show the children of the best path's nodes alone:
             that path and its siblings; all without such a path.
     """
@@ -41,14 +42,14 @@ def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False)
     question = f"{root['question'][:_MOST_CHARS]}  [{root['dataset']} {root['question_id']}]"
     heading = Text(_inert(question), style="bold")
     heading.append(f"\ngold: {_inert(golden)[:_MOST_CHARS]}\n{_scores(root)}", style="not bold")
-    path = set(tree.best_path)
+    path, depth = set(tree.best_path), min(depth or _DEEPEST, _DEEPEST)
     drawn = {0: Drawing(heading)}
     hidden: Counter[int] = Counter()  # the number of nodes below each drawn node
     # The drawn node that a hidden one is counted at.
     above: dict[int, Any] = {}  # of hidden nodes
     for row in tree.nodes[1:]:  # a parent comes before its children
         node, parent = row["node_id"], row["parent_id"]
-        if parent in drawn and (depth is None or row["depth"] <= depth) and (parent in path or not (best and path)):
+        if parent in drawn and row["depth"] <= depth and (parent in path or not (best and path)):
             drawn[node] = drawn[parent].add(_node(row, node in path))
         else:
             above[node] = above.get(parent, parent)

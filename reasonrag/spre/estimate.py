@@ -7,6 +7,7 @@ model, or by one judge call. `check_tree` holds a written tree to the same formu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Literal
 
 from reasonrag.core.errors import DataError, JudgeError, LLMError
@@ -203,8 +204,9 @@ def check_tree(
     """
     if not rows:
         raise DataError(f"{where}: a tree has no node, not even a root")
-    problems = [*_misplaced(rows), *(_misvalued(rows, alpha, weighting) if fully else ())]
-    for node, problem in problems[:1]:
+    # In this order: values are computed along the parents.
+    problems = chain(_misplaced(rows), _misvalued(rows, alpha, weighting) if fully else ())
+    for node, problem in problems:
         raise DataError(
             f"{where}: question {rows[0]['question_id']!r}, node {node}: {problem}, so this is not a tree that "
             "build-tree wrote; run the same build-tree command to write the tables again"

@@ -82,3 +82,7 @@ def test_what_would_have_no_effect_is_refused(given, said):
     with pytest.raises((ConfigError, click.UsageError)) as caught:
         cli.main(["build-tree", "--preset", "demo", "--dry-run", *given], standalone_mode=False)
     assert said in (caught.value.message if isinstance(caught.value, click.UsageError) else str(caught.value))
+
+
+def test_the_folder_of_a_policy_may_have_any_sign():
+    assert configs("hf:/tmp/p#q/pol", preset=None)["pol"].policy.spec == "hf:/tmp/p#q/pol"

@@ -81,7 +81,7 @@ def test_a_table_of_sqlite_is_searched_by_words(tmp_path: Path) -> None:
     assert first == moved != other
     with pytest.raises(ConfigError, match=r"none\.db does not exist"):
         found("sql:open_sqlite", "x", path="none.db", collection="sea")
-    with pytest.raises(RetrievalError, match="does not answer: no such table: lake"):
+    with pytest.raises(ConfigError, match=r"cannot be searched.*: no such table: lake"):
         found("sql:open_sqlite", "x", **table | {"collection": "lake"})
 
 

@@ -141,6 +141,20 @@ def test_servers_of_one_name_are_of_one_model_and_the_smallest_context_counts(se
             assert asyncio.run(checked()).context == 64
 
 
+def test_servers_that_serve_different_models_are_refused_where_none_is_named():
+    with (
+        FakeOpenAI(models=("one",), serves_unlisted=True) as one,
+        FakeOpenAI(models=("two",), serves_unlisted=True) as two,
+    ):
+
+        async def checked() -> None:
+            async with aclosing(ServerLLM([one.base_url, two.base_url], "")) as llm:
+                await llm.check()
+
+        with pytest.raises(ConfigError, match="does not serve 'one'; it lists: two"):
+            asyncio.run(checked())
+
+
 @pytest.mark.parametrize("after", ["/disk/qwen-7b", "/disk/qwen-7b-v2"])
 def test_a_server_that_was_away_and_comes_back_with_other_weights_ends_the_run(after):
     entry = {"id": "fake", "root": "/disk/qwen-7b"}

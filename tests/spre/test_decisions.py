@@ -6,8 +6,10 @@ from collections import defaultdict
 
 import pytest
 
+from reasonrag.core.errors import DataError
 from reasonrag.dpo.pairs import PairRules, derive_pairs
 from reasonrag.spre.decisions import content_of, decisions_of, full_prompt
+from reasonrag.spre.estimate import check_tree
 
 
 def tree(*nodes, question="1"):
@@ -145,3 +147,14 @@ def test_no_pair_ever_contradicts_another_and_rewards_are_those_of_the_answers(a
                 assert row["node_id"] == min(n for n in same if rows[n]["parent_id"] == row["parent_id"])
         total += len(pairs)
     assert total > 100
+
+
+@pytest.mark.parametrize("parent", [1, 2, 99])
+def test_a_node_below_itself_or_below_none_is_no_tree_and_ends(parent):
+    rows = tree((0, "ask", QUERY, None), (1, "read", ANSWER, 1.0))
+    rows[1]["parent_id"] = parent
+    with pytest.raises(DataError, match="node 1: no tree of build-tree has it there"):
+        preferences(rows)
+    rows = [row | dict.fromkeys(("spre", "em", "stage", "stop_reason", "valued", "visits"), 0) for row in rows]
+    with pytest.raises(DataError, match=f"node 1: its parent, {parent}, does not come before it"):
+        check_tree(rows, fully=True, alpha=0.9)
