@@ -54,7 +54,7 @@ def publish(path: Path, dry_run: bool, allow: tuple[str, ...], **given: Any) -> 
     """
     from reasonrag.commands.console import error_console, this_command
     from reasonrag.publish.publish import PublishOptions, check, stage, staging_folder
-    from reasonrag.storage.files import lock
+    from reasonrag.storage.files import lock, reading
 
     options = PublishOptions(allow=frozenset(allow), **given)
     check(path, options)
@@ -62,7 +62,7 @@ def publish(path: Path, dry_run: bool, allow: tuple[str, ...], **given: Any) -> 
         signal.signal(number, _stop)
     console = error_console()
     if dry_run:
-        with tempfile.TemporaryDirectory() as folder:
+        with reading(path), tempfile.TemporaryDirectory() as folder:
             _print_staged(stage(path, Path(folder), options), options)
         return
     from reasonrag.publish.hub import push

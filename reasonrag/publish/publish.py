@@ -31,7 +31,7 @@ from reasonrag.publish.card import UNKNOWN, Yaml, fenced_yaml, merge_card, rende
 from reasonrag.publish.hub import CARD, Upload, check_target, files_of
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
 from reasonrag.publish.verify import mapping, verify
-from reasonrag.storage.files import lock, naming, place, reading, require_json, write_json, write_text
+from reasonrag.storage.files import lock, naming, place, require_json, write_json, write_text
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.parquet import read_batches, shard_paths
 from reasonrag.storage.questions import splits_of_names
@@ -162,8 +162,7 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
     """
     check(path, options)
     is_policy = (path / SUMMARY).is_file()
-    with reading(path):
-        content = _stage_policy(path, folder, options.report) if is_policy else _stage_run(path, folder)
+    content = _stage_policy(path, folder, options.report) if is_policy else _stage_run(path, folder)
     licence = options.licence and options.licence.lower()
     data = content.data | ({"license": licence} if licence else {})
     name = options.repo_id.partition("/")[2]
