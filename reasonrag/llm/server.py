@@ -128,7 +128,7 @@ class ServerLLM:
             wire["encode"] = lru_cache(_MOST_ENCODED)(partial(_packed, encode))
         self._wire = Wire(model, **wire)
         self._key, self._key_env = api_key or None, key_env
-        self._headers = bearer_header(api_key, "the API key")
+        self._headers = bearer_header(api_key, f"the API key in {key_env}")
         self._addresses = Addresses(
             [url.rstrip("/") for url in urls],
             concurrency,

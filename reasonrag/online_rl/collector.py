@@ -463,14 +463,16 @@ def write_rollouts(
     """
     rows = []
     remaining = iter(row_advantages)
+    attempts = Counter[Question]()  # a question may have several groups, if there are few of them
     for sample, advantage in zip(batch.samples, advantages, strict=True):
+        attempts[sample.question] += 1
         trajectory = sample.trajectory
         reading = format.read(trajectory) if trajectory else None
         row = {
             "step": step + 1,
             "dataset": sample.question.dataset,
             "question_id": sample.question.id,
-            "sample": sample.index,
+            "sample": attempts[sample.question] - 1,
             "reward": sample.score.value,
             "advantage": advantage,
             "row_advantages": [next(remaining) for _ in sample.transcripts],

@@ -44,6 +44,8 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
         loop.parts.push_async_callback(task.aclose)
         loop.run(served_by({"retriever": task.retriever}))  # one that is away should end this before a model is loaded
         remark = "" if task.held_out else ": no best policy is kept (validation.data names questions)"
+        if len(task.questions) < settings.rollout.questions_per_step:
+            remark += f"; a batch asks {settings.rollout.questions_per_step}, some of them again"
         run.log(f"{len(task.questions)} questions, {len(task.held_out)} held out for validation{remark}")
         # Rows are numbers for TRL's sampler: the collector chooses the questions by the step.
         if (numbered_rows := run.open(lambda: task.data)) is None:  # the folder holds the finished run

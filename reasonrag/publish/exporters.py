@@ -247,6 +247,11 @@ def export_questions(run: Path, out: Path, *, tool: str = "verl", prompts: str |
             held_out = in_test_split((node["dataset"], node["question_id"]), config.pairs.test_share, repeated)
             question = Question(node["question_id"], node["question"], tuple(node["golden_answers"]), node["dataset"])
             questions["test" if held_out else "train"].append(question)
+    if lacking := sum(not question.golden_answers for of_split in questions.values() for question in of_split):
+        raise DataError(
+            f"{run}: {lacking} questions have no golden answers, and {tool} would reward every answer to them with 0; "
+            "train on them here, with rl train and the outcome of the run"
+        )
     numbers = count()
     with output(out, f"{tool}-export.json", "train.parquet", "test.parquet") as counts:
         for split in filter(questions.get, questions):
