@@ -102,7 +102,7 @@ class Recorder:
         self.upstream = upstream.rstrip("/")
         refuse_links(out)
         self.file = out / CALLS
-        self.conversations = Conversations()
+        self.conversations, self.lost = Conversations(), 0
         self._responses: dict[str, list[Message]] = {}  # what the server has behind `previous_response_id`
         self._passed_on: set[str] = set()
         if self.file.exists():
@@ -225,6 +225,7 @@ class Recorder:
         except _UNREADABLE as error:
             log.warning("a call could not be read and is not kept", error=type(error).__name__)
         except OSError as error:
+            self.lost += 1
             log.error("a call could not be written and is lost", error=error.strerror)
 
 
@@ -262,6 +263,8 @@ def main() -> None:
             web.run_app(
                 recorder.app(), host="127.0.0.1", port=given.port, print=lambda listening: print(begun, flush=True)
             )
+            if recorder.lost:
+                parser.exit(1, f"{recorder.lost} calls could not be written and are lost; the others are kept\n")
             print(recorder.conversations)
     except InputError as error:
         parser.error(str(error))

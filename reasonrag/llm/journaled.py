@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import hashlib
 from array import array
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from reasonrag.core.calls import Request, SlotCounts, Slots, answered
+from reasonrag.core.errors import LLMError
 from reasonrag.core.text import redact_data
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, caller
@@ -75,7 +77,13 @@ class JournaledLLM:
         token = answered.set(answered_requests)
         try:
             async with self._own(caller.get().priority):
-                reply = await self.inner.complete(prompt, sampling)
+                try:
+                    reply = await self.inner.complete(prompt, sampling)
+                except asyncio.CancelledError:
+                    if (task := asyncio.current_task()) is None or task.cancelling():
+                        raise
+                    # Nobody has cancelled this: it is an error of a plug-in.
+                    raise LLMError(f"{self.name} raised CancelledError", cause="bug:CancelledError") from None
             self.answered += 1
             self.prompt_tokens += reply.prompt_tokens or 0
             self.completion_tokens += reply.completion_tokens or 0

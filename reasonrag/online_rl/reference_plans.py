@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.errors import BackendError
+from reasonrag.core.errors import BackendError, DataError
 from reasonrag.core.event_loop import STALL_S
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Question, Trajectory
@@ -147,5 +147,7 @@ def load_plans(path: Path) -> Plans:
     """
     plans: Plans = {}
     for row in read_parquet(path, plan_schema()):
+        if (row["dataset"], row["question_id"]) in plans:
+            raise DataError(f"{path}: two plans for question {row['question_id']!r}; leave one of them out")
         plans[row["dataset"], row["question_id"]] = ReferencePlan(row["planner"], tuple(row["steps"]))
     return plans

@@ -22,8 +22,9 @@ from reasonrag.core import event_loop
 from reasonrag.core.config import Config, JudgeConfig, ModelConfig, QuestionsConfig, carried_settings
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.models import DEMO_FORMATS, PAPER_POLICY, ModelAddress, choices
-from reasonrag.core.plugins import make_plugin
+from reasonrag.core.plugins import make_plugin, place_of
 from reasonrag.core.settings import COMMIT, Tree, merge, named_path, validate
+from reasonrag.core.text import excerpt
 from reasonrag.core.types import Passage, Question
 from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
 from reasonrag.formats.base import fingerprint
@@ -89,8 +90,10 @@ class Parts:
 
     async def aclose(self) -> None:
         for part in (self.policy, self.judge, self.completer, self.retriever, self.scorer):
-            if part is not None:
-                await part.aclose()
+            try:
+                await part.aclose() if part is not None else None
+            except Exception as error:  # of a plug-in: the work is done
+                log.warning("a part could not be closed", place=place_of(error), error=excerpt(str(error)))
 
 
 def open_parts(

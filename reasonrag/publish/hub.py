@@ -136,6 +136,8 @@ def _attempt(upload: Upload, api: HfApi, log: Log) -> Published:
     # Private from the start: a repository that is made private later was public for a moment.
     api.create_repo(repo, repo_type=kind, private=not upload.public, exist_ok=True)
     info = api.repo_info(repo, repo_type=kind)
+    if info.id != repo:
+        raise ConfigError(f"{repo} is called {excerpt(info.id)} at the Hub now, so nothing was sent: publish to that")
     if not info.private and not upload.public:
         raise ConfigError(
             f"{repo} is public, so nothing was sent: publish with --public, or to another repository, or make it "

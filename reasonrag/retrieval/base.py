@@ -267,7 +267,7 @@ class BatchedRetriever:
             self._found |= any(rankings)
             if not self._found and self._searches >= _MOST_IN_VAIN > self._searches - len(queries):
                 log.warning("no search has found a passage: is this the right corpus?", searches=self._searches)
-            redacted_rankings = [tuple(map(_without_secrets, ranking)) for ranking in rankings]
+            redacted_rankings = [tuple(map(_without_secrets, ranking))[:top_k] for ranking in rankings]
             redacted = dict(zip(queries, redacted_rankings, strict=True))
             await self._store.put(redacted, top_k)
             for query, ranking in redacted.items():

@@ -117,7 +117,11 @@ class IndexConfig(Section):
         ("bm25",), "what to build: bm25, dense, or both", "--kind", min_length=1
     )
     max_memory: ByteSize | None = execution(
-        None, "maximum memory of the build, for example 8G (default: half of this machine's)", "--max-memory"
+        None,
+        "maximum memory of the build, for example 8G, at least 256MiB (default: half of this machine's)",
+        "--max-memory",
+        ge=256 << 20,
+        le=1 << 60,
     )
     passages: PassagesConfig = PassagesConfig()
     bm25: BM25Config = BM25Config()
@@ -137,9 +141,9 @@ class IndexConfig(Section):
 
     @property
     def max_bytes(self) -> int:
-        """The memory limit of the build in bytes, of which it needs 256 MiB."""
+        """The memory limit of the build in bytes."""
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return max(self.max_memory or machine // 2, 256 << 20)
+        return self.max_memory or max(machine // 2, 256 << 20)
 
 
 def show_size(size: float) -> str:

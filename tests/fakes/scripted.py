@@ -49,7 +49,7 @@ class ScriptedLLM:
         self.prompts.append(prompt)
         self.samplings.append(sampling)
         reply = self._reply(prompt, sampling)
-        if isinstance(reply, Exception):
+        if isinstance(reply, BaseException):
             raise reply
         if isinstance(reply, Completion):
             return reply

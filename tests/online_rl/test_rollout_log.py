@@ -80,3 +80,9 @@ def test_a_secret_is_not_written_and_what_is_trained_on_keeps_it(tmp_path):
     assert row["turn"].endswith("<context>***</context><answer>***</answer>")
     assert row["golden_answers"] == ["***", "Jaws"]
     assert told.samples[0].trajectory.steps[-1] is step
+
+
+def test_two_groups_of_one_question_have_samples_of_different_numbers(tmp_path):
+    twice = Batch([*MADE.groups, *MADE.groups])
+    write_rollouts(twice, [0.0] * 8, [0.0] * 8, tmp_path / "rollouts", step=0, process=0, format=FORMAT)
+    assert [row["sample"] for row in rollouts(tmp_path, 1)] == list(range(8))

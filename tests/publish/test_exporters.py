@@ -180,6 +180,13 @@ def test_a_known_data_set_has_the_name_that_its_scorer_knows(tmp_path):
         assert not (tmp_path / place / "test.parquet").exists()
 
 
+def test_questions_that_a_rule_would_reward_with_0_are_not_exported(tmp_path):
+    items = [Question(str(n), "Which?", (), dataset="lists", items=(("A",), ("B", "C"))) for n in range(2)]
+    run(tmp_path / "run", questions=items, overrides={"outcome.name": "list"})
+    with pytest.raises(DataError, match="2 questions have no golden answers, and verl would reward every answer"):
+        export_questions(tmp_path / "run", tmp_path / "verl")
+
+
 def test_search_r1_is_asked_in_one_user_turn_with_the_sentences_that_the_user_gives(finished, tmp_path):
     prompts = tmp_path / "prompts/search_r1"
     prompts.mkdir(parents=True)

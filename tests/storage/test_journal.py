@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from reasonrag.core.errors import Interrupted, RunError
+from reasonrag.core.errors import Interrupted, LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
 from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM, request_key
@@ -66,6 +66,12 @@ def test_a_secret_in_a_reply_is_neither_used_nor_kept(journal):
     clean = Completion("<query>***</query>", FinishReason.STOP, None, None, None, 3, 2)
     assert ask(journal, ScriptedLLM([reply]), seed=1) == ask(journal, ScriptedLLM([]), seed=1) == clean
     assert not any(KEY.encode() in file.read_bytes() for file in journal.path.parent.iterdir())
+
+
+def test_a_plug_in_that_cancels_itself_is_a_failure_of_its_own(journal):
+    with pytest.raises(LLMError, match="raised CancelledError") as caught:
+        ask(journal, ScriptedLLM([asyncio.CancelledError()]))
+    assert caught.value.cause == "bug:CancelledError"
 
 
 def test_a_failure_is_noted_without_secrets(journal):
