@@ -164,8 +164,7 @@ def _option(key: str, flag: Mapping[str, Any], show_key: bool) -> Callable[[F], 
         type=TYPES[kind] if isinstance(kind, str) else click.Choice(kind),
         is_flag=kind == "boolean",
         help=flag["help"] + (f"  [{key}{flag['default']}]" if show_key else ""),
-        multiple=several or is_alone,
-        callback=_only_one if is_alone and not several else None,
+        **_ONCE if is_alone and not several else {"multiple": several},
         default=None,  # not that of the setting: a flag that is not given must not win over a file or a preset
     )
 
@@ -178,20 +177,16 @@ def _only_one(ctx: click.Context, option: click.Parameter, values: tuple[Any, ..
     return values[0] if values else None
 
 
+_ONCE: dict[str, Any] = {"multiple": True, "callback": _only_one}
+
+
 def configuration(model: str) -> Callable[[F], F]:
     """Add `--preset` if the model has presets, `--config` and `--set`."""
     presets = table()["presets"].get(model)
     preset = click.option("--preset", type=click.Choice(presets or ()), help="A named set of settings to start from.")
     return together(
         *([preset] if presets else []),
-        click.option(
-            "--config",
-            "file",
-            type=PATH,
-            multiple=True,
-            callback=_only_one,
-            help="A YAML file of settings; flags override it.",
-        ),
+        click.option("--config", "file", type=PATH, help="A YAML file of settings; flags override it.", **_ONCE),
         click.option(
             "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting (repeatable)."
         ),

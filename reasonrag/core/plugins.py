@@ -37,7 +37,8 @@ def make_plugin(path: str, members: tuple[str, ...], *args: Any, **kwargs: Any) 
     factory, path = import_plugin(path), path.removeprefix("python:")
     with _explained(path, "called", "name a class or function with the parameters that docs/extend.md says"):
         instance = factory(*args, **kwargs)
-    if missing := ", ".join(name for name in members if not hasattr(instance, name)):
+        missing = ", ".join(name for name in members if not hasattr(instance, name))
+    if missing:
         problem = f"python:{path} returns {type(instance).__name__}, which lacks {missing}"
         raise ConfigError(f"{problem}; docs/extend.md says what has to be returned")
     return instance

@@ -117,11 +117,7 @@ class IndexConfig(Section):
         ("bm25",), "what to build: bm25, dense, or both", "--kind", min_length=1
     )
     max_memory: ByteSize | None = execution(
-        None,
-        "maximum memory of the build, for example 8G, at least 256MiB (default: half of this machine's)",
-        "--max-memory",
-        ge=256 << 20,
-        le=1 << 60,
+        None, "maximum memory of the build, such as 8G (default: half of all)", "--max-memory", ge=256 << 20, le=1 << 60
     )
     passages: PassagesConfig = PassagesConfig()
     bm25: BM25Config = BM25Config()

@@ -293,7 +293,7 @@ def test_what_a_retrieval_server_says_is_kept_without_the_password(sea: World, t
     assert "es://me:***@index" in "\n".join(rows_of(traces.folder / "run" / "journal.sqlite"))
 
 
-def test_an_exception_that_nobody_expected_is_shown_without_secrets(sea: World, traces: Traces) -> None:
+def test_an_exception_of_a_plug_in_at_the_end_is_shown_without_secrets(sea: World, traces: Traces) -> None:
     plugin = traces.folder.parent / "plugged"
     plugin.mkdir()
     canary = CANARIES["token in the configuration"]
@@ -310,7 +310,7 @@ def test_an_exception_that_nobody_expected_is_shown_without_secrets(sea: World, 
         PYTHONPATH=path,
     )
     traces.check()
-    assert "Traceback" in told and "KeyError: 'no entry for ***'" in told
+    assert "Traceback" not in told and "a part could not be closed" in told and "no entry for ***" in told
 
 
 @pytest.mark.fault("35", "a key as --policy, in --config, as --set", "refused, and not repeated")
