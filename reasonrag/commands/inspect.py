@@ -82,6 +82,8 @@ def show(run: Path, question: str | None, out: Path | None, as_json: bool, **giv
             raise ConfigError("--json prints the whole tree; leave --out, --depth and --best out")
         tree = tree_of(run, question)
         print(json.dumps({"nodes": tree.nodes, "pairs": tree.pairs}, indent=2, allow_nan=False))
+    elif out and out.suffix.lower() not in ("", ".svg"):
+        raise ConfigError(f"the picture is SVG, and {out} is named otherwise; choose a name in .svg for --out")
     elif out is None:
         table_console().print(terminal.drawing(tree_of(run, question), **given))
     elif out.exists() and (not out.is_file() or not out.read_bytes().startswith(b"<svg")):

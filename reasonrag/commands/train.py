@@ -427,6 +427,7 @@ def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
         ConfigError: a finished run is missing, or this machine cannot train the model.
     """
     from reasonrag.core.models import PAPER_POLICY, ModelAddress
+    from reasonrag.llm.model_folder import model_identity
     from reasonrag.storage.files import read_json
     from reasonrag.storage.folder import read_run
     from reasonrag.training.model import acting_policy
@@ -445,7 +446,11 @@ def with_pairs_and_model(settings: Any, log: Callable[[str], None]) -> Any:
         is_run = (Path(data) / "run.json").is_file()
         # The policy that wrote the pairs is on-policy for
         # them; a server's model is trained from its Hub id.
-        acting, may_lack_gpu = acting_policy(read_run(Path(data))[0].policy) if is_run else (None, False)
+        config, summary = read_run(Path(data)) if is_run else (None, {})
+        acting, may_lack_gpu = acting_policy(config.policy) if config else (None, False)
+        known = summary.get("content", {}).get("policy", "")
+        if acting and not acting.startswith("demo") and Path(acting).is_dir() and model_identity(acting) not in known:
+            raise ConfigError(f"{known}, which wrote these pairs, is not in {acting} here; name it with --model")
         model = acting or PAPER_POLICY
         if not may_lack_gpu:
             _require_gpu(settings.model_copy(update={"model": model}))

@@ -395,8 +395,7 @@ for _tag, _first, _pattern in (
     ("null", ["~", "n", "N", ""], "~|null|Null|NULL|"),
     ("bool", list("tTfF"), "true|True|TRUE|false|False|FALSE"),
     ("int", list("-+0123456789"), "[-+]?(0|[1-9][0-9_]*)|0x[0-9a-fA-F]+"),
-    ("float", list("-+.0123456789"), r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"),
-    ("float", list("-+."), r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+    ("float", list("-+.0123456789"), r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?|[-+]?\.inf|\.nan"),
 ):
     for _class in (_Loader, _Dumper):  # a text that would be read as a number is written in quotes
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)

@@ -288,8 +288,7 @@ def rivals_of(tree: Sequence[Row], rules: PairRules, left_out: Counter[str] | No
     if rules.per_question:
         surest = _surest_of_each_type(rivals)
         rivals = surest[: rules.per_question]
-        if beyond := len(surest) - len(rivals):
-            left_out["beyond the most of a question"] += beyond
+        left_out.update(["beyond the most of a question"] * (len(surest) - len(rivals)))
     return [(chosen, rejected) for _, chosen, rejected in rivals]
 
 

@@ -64,8 +64,7 @@ def open_format(config: Config, *, warn: bool = True) -> Format:
 
 def _refuse_extractive(config: Config) -> None:
     if config.policy.spec == "extractive":
-        problem = f"the extractive policy reads prompts of format reasonrag, not {config.format.name}"
-        raise ConfigError(f"{problem}; name another --policy")
+        raise ConfigError(f"the extractive policy reads format reasonrag, not {config.format.name}; take another")
 
 
 def open_recorded(config: Config, questions: Sequence[Question]) -> RecordedFormat:

@@ -92,6 +92,8 @@ def open_task(settings: RLSettings) -> Task:
         config = as_served(config, asked=["judge"])
         content |= _judge_content(config.judge)
     questions = open_questions(config)
+    if plans and not any((question.dataset, question.id) in plans for question in questions):
+        raise ConfigError(f"no question of {settings.data}, by data set and id, has a plan in {settings.plans}")
     held_out = _held_out(settings, config, questions)
     retriever = open_retriever(config, questions)
     content |= {"questions": questions_fingerprint(questions), "corpus": retriever.fingerprint}

@@ -355,7 +355,7 @@ def _model_card(path: Path, training: Mapping[str, Any], report: Path | None) ->
     if base_on_hub:
         data |= {"base_model": base, "base_model_relation": "adapter" if kind == "adapter" else "finetune"}
     data["library_name"] = "peft" if kind == "adapter" else "transformers"
-    data["pipeline_tag"] = "text-generation"
+    data["pipeline_tag"] = "text-generation" if stage != "prm" else "text-classification"
     data["tags"] = ["agentic-rag", "process-reward", "trl", "reasonrag", stage]
     trained_on = {name: value for name, value in mapping(training, "data").items() if name != "lengths"}
     values = {

@@ -329,7 +329,7 @@ def _damage(path: Path) -> Iterator[None]:
     except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
         check_limits(error)
         raise DataError(
-            f"{path.name} cannot be read ({excerpt(str(error), 200)}); it is damaged or not Parquet; copy it "
+            f"{path} cannot be read ({excerpt(str(error), 200)}); it is damaged or not Parquet; copy it "
             "again (a run's pairs: `reasonrag pairs`; its trees: the same build-tree command)"
         ) from error
 

@@ -110,6 +110,10 @@ def test_the_newest_finished_run_is_trained_on_with_the_policy_that_acted_there(
     assert lines[1].startswith("model: demo, which wrote these pairs")
     named = NO_GPU.model_copy(update={"data": "runs/old"})
     assert with_pairs_and_model(named, lines.append).model == "models/mine"
+    Path("models/mine").mkdir(parents=True)
+    Path("models/mine/config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="which wrote these pairs, is not in models/mine here; name it with --model"):
+        with_pairs_and_model(named, lines.append)
     both = SFTSettings(data="a.jsonl", model="m")
     assert with_pairs_and_model(both, lines.append) == both and len(lines) == 3
 

@@ -43,6 +43,7 @@ def test_show_without_a_question_shows_the_first_tree(finished_run: Path) -> Non
     tree = json.loads(product.run("show", finished_run, first, "--json").stdout)
     assert {row["question_id"] for row in tree["nodes"] + tree["pairs"]} == {first}
     assert product.run("show", finished_run, first, "--json", "--best").returncode == 2
+    assert "the picture is SVG" in product.run("show", finished_run, "--out", "tree.png").stderr
 
 
 def test_a_picture_and_plans_are_written_over_their_own_kind_alone(finished_run: Path, tmp_path: Path) -> None:

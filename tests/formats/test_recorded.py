@@ -285,7 +285,7 @@ def test_every_step_of_a_recording_is_branched_into_pairs(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"format.name=tool_calls"):
         open_parts(load_config(overrides={**overrides, "policy.spec": "extractive"}), questions=[QUESTION])
     overrides["format.name"] = "tool_calls"
-    with pytest.raises(ConfigError, match="extractive policy reads prompts of format reasonrag, not tool_calls"):
+    with pytest.raises(ConfigError, match="extractive policy reads format reasonrag, not tool_calls"):
         open_parts(load_config(overrides={**overrides, "policy.spec": "extractive"}), questions=[QUESTION])
     config = load_config(overrides=overrides)
     questions = [QUESTION, replace(QUESTION, id="q2", question="Who wrote Emma?")]

@@ -11,6 +11,7 @@ import pytest
 from papers import PAPERS
 from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.demo.world import demo_questions
 from reasonrag.online_rl import task as tasks
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import plan_schema
@@ -20,7 +21,15 @@ from tests.online_rl.toys import settings
 
 TOYS = "tests.online_rl.toys"
 OWN = {"reward__name": f"python:{__name__}:brevity"}
-ROW = {"dataset": "demo", "question_id": "q", "planner": "p", "steps": ["s"], "candidates": 1, "correct": 1, "votes": 0}
+ROW = {
+    "dataset": "demo",
+    "question_id": demo_questions("train")[0].id,
+    "planner": "p",
+    "steps": ["s"],
+    "candidates": 1,
+    "correct": 1,
+    "votes": 0,
+}
 
 
 @pytest.fixture
