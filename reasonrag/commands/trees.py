@@ -161,8 +161,8 @@ def _print_summary(summary: Mapping[str, Any], pairs: Path) -> None:
             else "no siblings differ in value"
         )
         print(f"no pairs: {why}; see No pairs, and Steps that cannot be read, in docs/troubleshooting.md")
-    elif count["total"] and not count["test"] and count["test_share"]:
-        print(f"no pair is held out: a share of {count['test_share']:g} of the questions took none (--test-share)")
+    elif count["total"] and not count["test"] and (share := count.get("test_share")):
+        print(f"no question with pairs is in the test split (--test-share {share:g}), so no pair is held out")
 
 
 def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

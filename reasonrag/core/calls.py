@@ -118,12 +118,13 @@ class Slots:
         losses: requests that the engine has lost since it answered one.
         given_up: whether every request is sent at once, as the engine has been away for too long.
         returns: how often the engine came back after an outage, perhaps after a restart.
+        meanwhile: what requests do during an outage, for a message.
     """
 
     def __init__(self, limit: int | None = None, url: str = "") -> None:
         """Allow `limit` requests. With None, increase the limit while replies stay fast, else decrease it (AIMD)."""
         self.url = url
-        self.meanwhile = "wait"  # what they do while it is away, for a message
+        self.meanwhile = "wait"
         self.in_flight = self.waiting = self.losses = self.returns = 0
         self._is_fixed, self._most = limit is not None, float(limit or START)
         self._open = self._fastest = math.inf  # slots that are not closed; seconds a token of the fastest round

@@ -45,7 +45,7 @@ def make_plugin(path: str, members: tuple[str, ...], *args: Any, **kwargs: Any) 
 
 
 def code_of(settings: Any) -> dict[str, dict[str, str]]:
-    """Return a checksum over the files of the plug-ins that a tree of settings names, as `keep_served` takes it."""
+    """Return a checksum of the code of the plug-ins in a tree of settings, for `Folder.keep_served`."""
     texts: list[str] = []
     map_texts(settings, texts.append)
     modules = {text.split(":")[1] for text in texts if text.startswith("python:")} & sys.modules.keys()

@@ -82,7 +82,7 @@ class JournaledLLM:
                 except asyncio.CancelledError:
                     if (task := asyncio.current_task()) is None or task.cancelling():
                         raise
-                    # Nobody has cancelled this: it is an error of a plug-in.
+                    # No one cancelled this task, so a plug-in raised it.
                     raise LLMError(f"{self.name} raised CancelledError", cause="bug:CancelledError") from None
             self.answered += 1
             self.prompt_tokens += reply.prompt_tokens or 0

@@ -48,7 +48,7 @@ _LEAST_BYTES = 512  # of a SQLite file; it reads a shorter one as an empty one
 _RECEIPT = ".finished"
 _HIDDEN = re.compile(r"(^|/)\.[^/]")
 _NO_RESULT = re.compile(r"^(checkpoints|report)/|(^|/)\.[^/]")  # what may come and go in a finished folder
-# No errors: a search of the web finds something else each day, and a bug is mended.
+# Only warnings: web search finds something else each day, and users fix bugs in their plug-ins.
 _CHANGED = {"retriever": "the retrieval server finds other passages", "code": "the plug-ins have other code"}
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
@@ -151,11 +151,11 @@ class Folder:
             raise RunError(f"{problem}; go back to that, or choose a new folder for --out")
 
     def keep_served(self, served: Mapping[str, Mapping[str, str]]) -> None:
-        """Note what servers serve by role (`pipeline.parts.served_by`, which holds models to what is noted)."""
+        """Note what each server serves, by role. `pipeline.parts.served_by` compares models with these notes."""
         before = self.facts().get("served", {})
         for role, changed in _CHANGED.items():
             if before.get(role, now := served.get(role)) != now and now:
-                log.warning(f"{changed} than when {self.path} was begun; what is finished there stays")
+                log.warning(f"{changed} than when {self.path} was begun; finished work is kept")
         if served:
             self.note(served={**before, **served})
 

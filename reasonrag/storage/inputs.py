@@ -163,13 +163,13 @@ def _parsed(line: bytes) -> Any:
 
 
 def warn_left_out(folder: Path, paths: Iterable[Path], taken: Collection[Path]) -> None:
-    """Warn of files, and links to folders, in a folder of rows that are not among those that are taken."""
+    """Log which files and links in a folder are not read, by the ending of their names."""
     left = Counter(
         path.suffix or path.name for path in paths if path not in taken and (path.is_file() or path.is_symlink())
     )
     if left:
         kinds = ", ".join(f"{count} {kind}" for kind, count in left.most_common(5))
-        log.warning(f"{folder}: files are left out ({kinds})", taken=len(taken))
+        log.warning(f"{folder}: some files are not read ({kinds})", read=len(taken))
 
 
 def read_rows(path: Path, problems: RowProblems) -> Iterator[NumberedRow]:
@@ -229,7 +229,7 @@ def lack(name: str, value: object) -> str:
 
 
 def read_calls(folder: Path) -> Iterator[Row]:
-    """Yield `conversation`, `call`, `request`, `message` and `finish_reason` of each call that `record` kept, in order.
+    """Yield the recorded calls in order: `conversation`, `call`, `request`, `message` and `finish_reason` of each.
 
     A last line that a kill cut off is left out.
 

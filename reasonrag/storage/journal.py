@@ -183,13 +183,13 @@ class Journal:
         if code == sqlite3.SQLITE_BUSY:
             return RunError(
                 f"{self.path} is locked by another process ({error}), such as a database browser; close it, then run "
-                "the same command again: every call that was stored is kept"
+                "the same command again; no stored call is lost"
             )
         if isinstance(error, OSError) or (isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR):
             free = shutil.disk_usage(self.path.parent).free
             return RunError(
                 f"{self.path} cannot be used ({error}; {free // 1024:,} kB are free on its disk); mend that, then run "
-                "the same command again: every call that was stored is kept"
+                "the same command again; no stored call is lost"
             )
         if isinstance(error, sqlite3.DatabaseError | UnicodeDecodeError):
             return RunError(f"{self.path} is damaged ({error}); restore it from a copy or start in a new folder")

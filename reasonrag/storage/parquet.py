@@ -1,4 +1,4 @@
-"""Parquet tables: those that we write, and any that we read.
+"""Read and write Parquet tables.
 
 Every Parquet file of ours is written whole or not at all, with page checksums that every read verifies.
 Without them, most single-bit flips are read back as different data.
@@ -184,7 +184,7 @@ class ShardWriter:
         count = len(self._working)
         final = [self._folder / f"{self._stem}-{number:05d}-of-{count:05d}.parquet" for number in range(count)]
         for former in self._folder.glob(f"{self._stem}-*.parquet"):
-            if _SHARD.fullmatch(former.name) and former not in final:  # no copy that somebody made of one
+            if _SHARD.fullmatch(former.name) and former not in final:  # a copy that a user made stays
                 former.unlink()
         for source, target in zip(self._working, final, strict=True):
             source.replace(target)

@@ -97,7 +97,13 @@ def listings(router: APIRouter, hub: FakeHub) -> None:
         commit = repo.at(revision)
         siblings = [{"rfilename": path} for path in commit.files]
         return {
-            **{"_id": "1", "id": f"{owner}/{name}", "author": owner, "sha": commit.oid, "private": repo.private},
+            **{
+                "_id": "1",
+                "id": repo.renamed or f"{owner}/{name}",
+                "author": owner,
+                "sha": commit.oid,
+                "private": repo.private,
+            },
             **{"disabled": False, "gated": False, "downloads": 0, "likes": 0, "tags": [], "siblings": siblings},
         }
 

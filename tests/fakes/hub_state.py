@@ -56,6 +56,7 @@ class Repo:
     private: bool
     commits: list[Commit] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
+    renamed: str = ""  # what it is called since then
 
     def commit(self, title: str, changes: dict[str, Blob | None], author: str = USER) -> Commit:
         files = (dict(self.commits[-1].files) if self.commits else {}) | changes

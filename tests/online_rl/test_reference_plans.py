@@ -159,6 +159,18 @@ def test_what_is_no_file_of_plans_is_refused(tmp_path):
     for name, message in (("trees", "not those of this version"), ("none", "cannot be read")):
         with pytest.raises(DataError, match=message):
             load_plans(tmp_path / f"{name}.parquet")
+    row = {
+        "dataset": "d",
+        "question_id": "q",
+        "planner": "p",
+        "steps": ["s"],
+        "candidates": 1,
+        "correct": 1,
+        "votes": 1,
+    }
+    save_plans(tmp_path / "twice.parquet", [row, row | {"steps": ["other"]}])
+    with pytest.raises(DataError, match="two plans for question 'q'"):
+        load_plans(tmp_path / "twice.parquet")
 
 
 def test_done_again_it_pays_for_nothing_and_draining_stops_it(tmp_path):

@@ -118,6 +118,14 @@ def test_nothing_is_sent_to_a_public_repository(hub, go, upload, figure):
     assert (published.private, len(repo.written)) == (False, 1)
 
 
+def test_nothing_is_sent_to_a_repository_that_was_renamed(hub, go, upload):
+    repo = hub.create("datasets", upload.repo_id, private=True)
+    repo.renamed = "other/name"
+    with pytest.raises(ConfigError, match="is called other/name at the Hub now, so nothing was sent"):
+        go(upload)
+    assert hub.bytes_written() == 0 and not repo.written
+
+
 def test_the_same_content_is_not_committed_again(hub, go, upload):
     first = go(upload)
     hub.clear()

@@ -263,3 +263,12 @@ def test_a_secret_in_the_id_of_a_passage_is_redacted_as_one_in_its_text():
 
     ((passage,),) = asyncio.run(ask())
     assert "Zq8vT3nL" not in passage.id and passage.id.endswith("***")
+
+
+def test_a_retriever_that_returns_more_than_was_asked_for_is_cut() -> None:
+    class Generous(EchoRetriever):
+        async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+            return [tuple(Passage(str(place), query) for place in range(50)) for query in queries]
+
+    (found,) = asyncio.run(BatchedRetriever(Generous()).search(["a"], 3))
+    assert [passage.id for passage in found] == ["0", "1", "2"]

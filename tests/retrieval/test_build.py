@@ -44,3 +44,8 @@ def test_a_folder_that_is_a_runs_is_refused_though_it_has_a_lock(tmp_path: Path)
         (tmp_path / "run" / name).touch()
     with pytest.raises(RunError, match="holds other files"):
         build_index(tmp_path / "run", config(corpus(tmp_path / "c.jsonl", "one")), progress=Silent())
+
+
+def test_a_memory_bound_that_no_build_can_keep_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_memory"):
+        config(tmp_path / "c.jsonl", max_memory="1K")

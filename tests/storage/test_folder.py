@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import RunError
+from reasonrag.core.plugins import code_of, import_plugin
 from reasonrag.core.settings import identity
 from reasonrag.storage.files import write_json
 from reasonrag.storage.folder import Folder, finished, mark_finished
@@ -54,3 +56,16 @@ def test_a_command_with_code_of_others_is_never_taken_as_finished(tmp_path):
     config = load_config(overrides={"policy.spec": "python:mine:policy"})
     mark_finished(tmp_path, config)
     assert finished(tmp_path, config) is None
+
+
+def test_a_run_that_goes_on_with_other_code_of_a_plug_in_says_so(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file, folder, told = tmp_path / "own_worth.py", Folder(tmp_path, "run", record="identity.json"), []
+    for code in ("worth = len", "worth = len", "worth = max"):
+        file.write_text(code)
+        import_plugin("own_worth:worth")
+        with capture_logs() as logs:
+            folder.keep_served(code_of({"outcome": {"name": "python:own_worth:worth"}, "seed": 1}))
+        told.append(len(logs))
+    assert told == [0, 0, 1] and "the plug-ins have other code than when" in logs[0]["event"]
+    assert code_of({"outcome": {"name": "f1"}}) == {}
