@@ -11,12 +11,16 @@ are passed on and never kept: the agent's key goes to the model alone. Secrets i
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
 import os
 import re
+import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -248,6 +252,17 @@ def _end_last_line(file: Path) -> None:
             opened.write(b"\n")
 
 
+async def _end_on_signals(signals: list[int], app: web.Application) -> None:
+    """End the server at Ctrl-C or SIGTERM, as aiohttp does; add the number of the signal to `signals`."""
+
+    def end(number: int) -> NoReturn:
+        signals[:] = [number]
+        raise web.GracefulExit
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
+
+
 def main() -> None:
     """Record until Ctrl-C."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -260,12 +275,13 @@ def main() -> None:
         with lock(given.out / ".lock"):  # a second recorder would cut off the line that this one is writing
             recorder = Recorder(given.upstream, given.out)
             begun = f"recording http://127.0.0.1:{given.port}/v1 into {recorder.file}; Ctrl-C ends it"
-            web.run_app(
-                recorder.app(), host="127.0.0.1", port=given.port, print=lambda listening: print(begun, flush=True)
-            )
+            app, signals = recorder.app(), list[int]()
+            app.on_startup.append(functools.partial(_end_on_signals, signals))
+            web.run_app(app, host="127.0.0.1", port=given.port, print=lambda listening: print(begun, flush=True))
             if recorder.lost:
                 parser.exit(1, f"{recorder.lost} calls could not be written and are lost; the others are kept\n")
             print(recorder.conversations)
+            sys.exit(128 + int(sum(signals)))
     except InputError as error:
         parser.error(str(error))
     except OSError as error:

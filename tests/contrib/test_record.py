@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import resource
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -291,6 +293,15 @@ def test_a_second_recorder_of_a_folder_is_refused_and_leaves_the_line_that_the_f
     assert ended.value.code == 2
     assert "is in use by another process" in capsys.readouterr().err
     assert (tmp_path / CALLS).read_text() == '{"conversation": "half'
+
+
+def test_a_recorder_that_is_ended_says_by_which_signal(tmp_path):
+    command = [sys.executable, "-m", "contrib.record", "--upstream", "http://127.0.0.1:9/v1", "--out", str(tmp_path)]
+    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as recorder:
+        assert recorder.stdout.readline().startswith("recording")
+        recorder.terminate()
+        assert recorder.stdout.read() == "0 calls of 0 conversations are kept\n"
+    assert recorder.returncode == 143
 
 
 QUERY = json.loads(FUNCTION["arguments"])
