@@ -73,7 +73,11 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(
+    cls=LazyGroup,
+    commands={name: click.Command(name) for name in COMMANDS},  # by which click suggests a name
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__)
 @click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors, but no progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Print errors with their traceback.")

@@ -62,6 +62,7 @@ _TRL_ELSEWHERE = {
     "push_to_hub": "publish the policy afterwards, private and scanned for secrets: `reasonrag publish OUT`",
     "resume_from_checkpoint": "leave it out: the same command resumes from the last whole checkpoint of --out",
 }
+_TRL_NAMES = {**_TRL_OPTIONS, **_TRL_SETTINGS, **_TRL_ELSEWHERE}
 
 
 class TrainCommand(Command):
@@ -69,10 +70,10 @@ class TrainCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments, those of TRL as the options or settings that they stand for."""
-        return super().parse_args(ctx, list(self._as_ours(args)))
+        return super().parse_args(ctx, list(self._as_ours(ctx, args)))
 
-    def _as_ours(self, args: Sequence[str]) -> Iterator[str]:
-        ours = {option for parameter in self.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    def _as_ours(self, ctx: click.Context, args: Sequence[str]) -> Iterator[str]:
+        ours = {option for each in self.get_params(ctx) for option in (*each.opts, *each.secondary_opts)}
         words = list(args)
         while words:
             word = words.pop(0)
@@ -91,7 +92,9 @@ class TrainCommand(Command):
                 value = "lora" if value.lower() == "true" else "full"
             if name in _TRL_ELSEWHERE:
                 raise click.UsageError(f"{option} is not supported: {_TRL_ELSEWHERE[name]}")
-            yield from ("--set", f"{_TRL_SETTINGS[name]}={value}") if name in _TRL_SETTINGS else (word,)
+            if name not in _TRL_SETTINGS:
+                raise click.NoSuchOption(option, possibilities=ours.union(map("--{}".format, _TRL_NAMES)), ctx=ctx)
+            yield from ("--set", f"{_TRL_SETTINGS[name]}={value}")
 
 
 @click.group(cls=Group)

@@ -74,6 +74,12 @@ def test_arguments_of_trl_mean_what_the_training_calls_them():
     assert full["assignments"] == ("trainer.gradient_checkpointing=False", "method=full")
 
 
+def test_a_mistyped_argument_of_trl_is_refused_with_the_name_that_was_meant():
+    with pytest.raises(click.NoSuchOption, match="per_device_train_batchsize") as raised:
+        dpo_train.make_context("train", ["--per_device_train_batchsize", "4"])
+    assert raised.value.possibilities == ["--per_device_train_batch_size"]
+
+
 @pytest.mark.parametrize("word", ["--push_to_hub", "--resume-from-checkpoint"])
 def test_an_argument_of_trl_that_is_another_command_names_it(word):
     with pytest.raises(click.UsageError, match=r"reasonrag publish|the same command resumes"):
