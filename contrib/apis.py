@@ -50,7 +50,7 @@ def _chat_replies(reply: Row) -> list[Row]:
 
 def _whole_chat(events: Iterable[Row]) -> Row:
     choices: dict[int, Row] = {}
-    calls: dict[tuple[int, int], Row] = {}
+    calls: dict[tuple[int, int | None], Row] = {}
     usage = None
     for event in events:
         usage = event.get("usage") or usage
@@ -63,12 +63,15 @@ def _whole_chat(events: Iterable[Row]) -> Row:
                 if delta.get(key):
                     choice["message"][key] = choice["message"].get(key, "") + delta[key]
             for part in delta.get("tool_calls") or ():
-                if (index, part["index"]) not in calls:
-                    calls[index, part["index"]] = _call(None, "", "")
-                    choice["message"].setdefault("tool_calls", []).append(calls[index, part["index"]])
-                call = calls[index, part["index"]]
+                number, function = part.get("index"), part.get("function") or {}
+                call = calls.get((index, number))
+                # Some servers number no call, or all calls alike.
+                is_other = call is None or number is None or part.get("id") not in (None, call.get("id"))
+                if call is None or (function.get("name") and is_other):
+                    call = calls[index, number] = _call(None, "", "")
+                    choice["message"].setdefault("tool_calls", []).append(call)
                 call |= {"id": part["id"]} if part.get("id") else {}
-                for key, text in (part.get("function") or {}).items():
+                for key, text in function.items():
                     call["function"][key] += text or ""
     if any(choice["finish_reason"] is None for choice in choices.values()):
         raise ValueError("the reply broke off")

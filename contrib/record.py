@@ -24,7 +24,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
 import structlog
@@ -270,6 +270,9 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of calls.jsonl; the same command adds to it")
     parser.add_argument("--port", type=int, default=8020, help="where the agent finds it, on 127.0.0.1 (default: 8020)")
     given = parser.parse_args()
+    upstream = urlsplit(given.upstream)
+    if upstream.port == given.port and upstream.hostname in ("127.0.0.1", "localhost", "::1"):
+        parser.error(f"--upstream {given.upstream} is this recorder itself; give the model's server, or another --port")
     try:
         given.out.mkdir(parents=True, exist_ok=True)
         with lock(given.out / ".lock"):  # a second recorder would cut off the line that this one is writing

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from reasonrag import LLM, Config, Message, Passage, Prompt, Question, RetrievalError, Sampling
+from reasonrag import LLM, Config, ConfigError, Message, Passage, Prompt, Question, RetrievalError, Sampling
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.text import one_line, quotable
 from reasonrag.pipeline.parts import open_llm
@@ -62,5 +62,9 @@ def _passage(piece: str) -> Passage:
 
 def open_retriever(config: Config, questions: Sequence[Question]) -> SimulatedRetriever:
     """Open the model at `SIMULATOR`."""
-    spec, _, model = os.environ["SIMULATOR"].partition("#")
+    spec, _, model = os.environ.get("SIMULATOR", "").partition("#")
+    if not spec or not model:
+        raise ConfigError(
+            "the variable SIMULATOR has to be an address and a model, such as http://127.0.0.1:8001/v1#NAME"
+        )
     return SimulatedRetriever(open_llm(ModelConfig(spec=spec, model=model or None), "judge"), seed=config.seed)

@@ -295,6 +295,29 @@ def test_a_second_recorder_of_a_folder_is_refused_and_leaves_the_line_that_the_f
     assert (tmp_path / CALLS).read_text() == '{"conversation": "half'
 
 
+@pytest.mark.parametrize("numbers", [(0, 0), (None, None)], ids=["numbered alike", "not numbered"])
+def test_parallel_calls_of_a_stream_are_told_apart_by_their_ids(numbers):
+    calls = [
+        {"id": f"call{place}", "index": number, "function": {"name": "search", "arguments": piece}}
+        for place, (number, piece) in enumerate(zip(numbers, ('{"query": "one', '{"query": "two"}'), strict=True))
+    ]
+    rest = {"index": numbers[0], "function": {"arguments": '"}'}}
+    ends = [{"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}]
+    events = [{"choices": [{"delta": {"tool_calls": [call]}}]} for call in (calls[0], rest, calls[1])] + ends
+    raw = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
+    (reply,) = parse_replies(APIS["/chat/completions"], raw)
+    told = [(call["id"], call["function"]["arguments"]) for call in reply["message"]["tool_calls"]]
+    assert told == [("call0", '{"query": "one"}'), ("call1", '{"query": "two"}')]
+
+
+def test_a_recorder_is_not_its_own_upstream(tmp_path, monkeypatch, capsys):
+    words = ["record", "--upstream", "http://localhost:8020/v1", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    assert "is this recorder itself" in capsys.readouterr().err
+
+
 def test_a_recorder_that_is_ended_says_by_which_signal(tmp_path):
     command = [sys.executable, "-m", "contrib.record", "--upstream", "http://127.0.0.1:9/v1", "--out", str(tmp_path)]
     with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as recorder:

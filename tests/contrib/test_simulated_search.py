@@ -6,7 +6,7 @@ import pytest
 
 from contrib.simulated_search import SimulatedRetriever, open_retriever
 from reasonrag.core.config import load_config
-from reasonrag.core.errors import RetrievalError
+from reasonrag.core.errors import ConfigError, RetrievalError
 from tests.fakes.scripted import ScriptedLLM
 
 
@@ -23,3 +23,6 @@ def test_a_model_writes_marked_passages() -> None:
 def test_the_model_is_named_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMULATOR", "http://127.0.0.1:9/v1#org/model")
     assert open_retriever(load_config(), []).llm.name == "org/model"
+    monkeypatch.setenv("SIMULATOR", "http://127.0.0.1:9/v1")
+    with pytest.raises(ConfigError, match="SIMULATOR has to be an address and a model"):
+        open_retriever(load_config(), [])
