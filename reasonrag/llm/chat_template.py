@@ -366,6 +366,13 @@ def load_causal(path_or_name: str, **options: Any) -> Any:
         raise ConfigError(
             f"model {path_or_name!r} lacks {len(missing)} of its weights ({', '.join(missing[:3])}); copy it again"
         )
+    # Parts that this class of model has no use for may be there, but no further layer of those that it uses.
+    used = {re.sub(r"\d+", "", name) for name in model.state_dict()}
+    if further := sorted(name for name in found["unexpected_keys"] if re.sub(r"\d+", "", name) in used):
+        raise ConfigError(
+            f"model {path_or_name!r} has {len(further)} weights of layers that its config.json does not count "
+            f"({', '.join(further[:3])}); put the config.json of these weights there"
+        )
     return model
 
 

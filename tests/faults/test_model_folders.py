@@ -142,6 +142,16 @@ def test_a_model_without_one_of_its_weights_is_refused(tiny_model: Path, tmp_pat
         open_llm(ModelConfig(spec=f"hf:{tmp_path / 'model'}", device="cpu"), "policy")
 
 
+def test_a_model_with_more_layers_than_its_configuration_counts_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    layers = config["num_hidden_layers"] - 1
+    config |= {"num_hidden_layers": layers, "layer_types": (config.get("layer_types") or [])[:layers] or None}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"layers that its config.json does not count \(model.layers.{layers}"):
+        open_llm(ModelConfig(spec=f"hf:{tmp_path / 'model'}", device="cpu"), "policy")
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|new{n}|>" for n in range(200)]})
