@@ -226,13 +226,16 @@ def _inputs(command: Sequence[Any], folder: Path) -> str:
 
 
 def _files(path: Path) -> list[tuple[str, int, int]]:
-    """Return path, size and time of a file, or of the files in a folder; without hidden ones, and no result of ours."""
+    """Return path, size and time of a file, or of the files in a folder; without hidden ones, and no result of ours.
+
+    The time is that of the system's last change, which no program can set back.
+    """
     left_out = _NO_RESULT if any((path / name).is_file() for name in ("run.json", *_SUMMARIES)) else _HIDDEN
     files = [Path(place, name) for place, _, names in os.walk(path) for name in names]
     files = [file for file in files or [path] if not left_out.search(file.relative_to(path).as_posix())]
     # SQLite writes when it opens a file.
     stated = [(file, file.stat()) for file in files if file.is_file()]
-    return sorted((str(file), at.st_size, (file.name != _JOURNAL) * at.st_mtime_ns) for file, at in stated)
+    return sorted((str(file), at.st_size, (file.name != _JOURNAL) * at.st_ctime_ns) for file, at in stated)
 
 
 def write_config(folder: Path, settings: Section) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -48,7 +50,11 @@ def test_a_finished_command_is_known_until_a_file_that_it_read_or_wrote_is_touch
     (out / "journal.sqlite").touch()
     assert finished(out, "build-tree", config) == out and not finished(out, "eval", config)
     assert not finished(out, "build-tree", load_config(overrides={"retrieval.corpus": "corpus.jsonl"}))
-    (tmp_path / change).touch()
+    (path := tmp_path / change).touch()
+    os.utime(path, (0, 0))
+    mark_finished(out, "build-tree", config)
+    path.write_text("[]" * (path.stat().st_size // 2))  # as long as before, and as old
+    os.utime(path, (0, 0))
     assert finished(out, "build-tree", config) is None
 
 
