@@ -143,6 +143,8 @@ def recall(address: str, cutoffs: tuple[int, ...], limit: int | None, **given: A
       reasonrag index recall indexes/mine --dataset dev.jsonl --k 5,10
       reasonrag index recall http://127.0.0.1:8000 --dataset dev.jsonl
     """
+    import structlog
+
     from reasonrag.commands.console import log_plainly
     from reasonrag.core import event_loop
     from reasonrag.core.bootstrap import intervals
@@ -174,6 +176,8 @@ def recall(address: str, cutoffs: tuple[int, ...], limit: int | None, **given: A
 
     metrics: dict[str, Any] = {"questions": len(measured), "without_gold_ids": len(loaded) - len(questions)}
     columns = event_loop.run(measure())
+    if not any(columns[f"any_gold@{max(cutoffs)}"]):
+        structlog.get_logger().warning("no gold passage was found; are metadata.gold_ids ids of this index?")
     for name, interval in intervals(columns, seed=0).items():
         if interval is not None:
             metrics[name] = {"mean": interval.mean, "low": interval.low, "high": interval.high}

@@ -45,7 +45,7 @@ PARAGRAPH_CORPORA = ("hotpotqa", "2wikimultihopqa", "musique")
 PASSAGES, OFFSETS, SET_ASIDE = "passages.jsonl", "offsets.bin", "set_aside.jsonl"
 
 _TEXTS = (".txt", ".md")
-_HIDDEN = re.compile(r"(^|/)\.")
+_HIDDEN = re.compile(r"(^|/)(\.|~\$)")  # also what Office locks
 _HUB = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?:(?P<file>.+)")
 _DUPLICATE = "duplicate id"
 _UNUSABLE = "Repair or remove these rows; a passage has a unique id, and contents (or title and text)."

@@ -17,7 +17,7 @@ from reasonrag.core.config import OutcomeConfig
 from reasonrag.core.errors import ConfigError, DataError, JudgeError, LLMError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.settings import nearest
-from reasonrag.core.text import cover_match, exact_match, item_f1, items_of, quoted, token_f1
+from reasonrag.core.text import cover_match, exact_match, item_f1, items_of, quoted, token_f1, valid_unicode
 from reasonrag.core.types import Grade, Question, Trajectory
 from reasonrag.rewards.base import NO_REWARD, Outcome, call_function, trl_columns
 from reasonrag.rewards.judge import JudgeService, answer_matches, answer_score
@@ -71,6 +71,7 @@ class FunctionOutcome:
             value, reason = result if isinstance(result, tuple) else (result, "")
             if value is not None and not 0 <= float(value) <= 1:  # NaN too
                 raise ConfigError(f"outcome {self.name} returned {value!r}; return values in [0, 1], or None")
+            reason = valid_unicode(reason)
             grades.append(Grade(None, reason or NO_REWARD) if value is None else Grade(float(value), reason))
         return grades
 

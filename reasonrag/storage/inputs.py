@@ -84,6 +84,9 @@ def _table_rows(path: Path) -> Iterator[NumberedRow]:
                     f"{path}: line {1 + rows.line_num} has {len(row)} fields, and the first line {len(names)} names; "
                     f"the first line has to name every column, and a text that contains {delimiter!r} needs quotes"
                 )
+            if delimiter == "\t" and any("\n" in cell and "\t" in cell for cell in row):
+                problem = f"{path}: the row that ends in line {1 + rows.line_num} has a text of several lines with tabs"
+                raise DataError(f"{problem}, as between two stray quotation marks; double each mark within a text")
             if row:
                 yield 1 + rows.line_num, dict(zip(names, row, strict=False))
     except (UnicodeDecodeError, csv.Error) as error:

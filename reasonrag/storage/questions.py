@@ -259,7 +259,7 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
         if not isinstance(text, str) or not text.strip():
             problems.add(lack("question", text), number)
         elif not (answers or any(graded_by)):
-            problems.add("golden_answers missing, empty or not all texts or numbers", number)
+            problems.add("golden_answers missing, empty, not all texts or numbers, or a list that is no JSON", number)
         elif row.get("choices") is not None:
             # Golden answers are numbers or letters then, which no trajectory writes.
             problems.add("choices (write them into the question, and the right one as golden answer)", number)
@@ -279,15 +279,18 @@ def _parse(rows: Iterable[NumberedRow], dataset: str, problems: RowProblems) -> 
 def _answers(value: object) -> tuple[str, ...]:
     """Return the non-empty golden answers in a list, an array, or a single value; none if one is no text or number.
 
-    A text that is a list in JSON is one. A whole number that is a float, as
-    pandas writes a column with gaps, is also an answer without ".0".
+    A text that is a list in JSON is one; a list in Python's or numpy's form is
+    no answer. A whole number that is a float, as pandas writes a column with
+    gaps, is also an answer without ".0".
 
     >>> _answers(["Bob", "Rob"]), _answers('["Bob", "Rob"]'), _answers("[sic]"), _answers(1871.0)
     (('Bob', 'Rob'), ('Bob', 'Rob'), ('[sic]',), ('1871', '1871.0'))
-    >>> _answers(["Bob", {"text": "Rob"}]), _answers([b"Bob"])
-    ((), ())
+    >>> _answers(["Bob", {"text": "Rob"}]), _answers([b"Bob"]), _answers("['Bob' 'Rob']")
+    ((), (), ())
     """
     value = _from_json(value)
+    if isinstance(value, str) and value.startswith(("['", '["')):
+        return ()
     given = value if isinstance(value, list | tuple) else [value]
     if any(isinstance(item, bool | bytes | list | tuple | Mapping) for item in given):
         return ()

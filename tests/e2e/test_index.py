@@ -93,12 +93,15 @@ def served(index: Path, *args: str) -> Iterator[str]:
 def test_it_is_served_as_search_r1_serves_it_and_measured_over_http(index: Path, tmp_path: Path) -> None:
     question = {"id": "q", "question": "captain of Orlandis", "golden_answers": ["Benna Ruvik"]}
     write_jsonl(tmp_path / "questions.jsonl", [question | {"metadata": {"gold_ids": [gold_id(index, "Orlandis")]}}])
+    write_jsonl(tmp_path / "others.jsonl", [question | {"metadata": {"gold_ids": ["of another corpus"]}}])
     with served(index, "--retriever", "bm25") as url:
         body = json.dumps({"queries": ["captain of Orlandis"], "topk": 2, "return_scores": True}).encode()
         request = Request(f"{url}/retrieve", body, {"Content-Type": "application/json"})
         with urlopen(request, timeout=60) as reply:
             (ranking,) = json.load(reply)["result"]
         measured = product.run("index", "recall", url, "--dataset", tmp_path / "questions.jsonl", "--k", "1,5")
+        missed = product.run("index", "recall", url, "--dataset", tmp_path / "others.jsonl")
+    assert "no gold passage was found; are metadata.gold_ids ids of this index?" in missed.stderr
     assert ranking[0]["document"]["contents"].startswith("Orlandis\n")
     assert ranking[0]["score"] > ranking[1]["score"]
     found = json.loads(measured.stdout)

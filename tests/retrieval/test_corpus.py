@@ -78,6 +78,7 @@ def test_a_table_with_names_in_its_first_line_has_the_same_rows(tmp_path: Path, 
         ("id,text\n1,caf\xe9\n", "not CSV or TSV in UTF-8: 'utf-8' codec can't decode byte 0xe9"),
         ("id,text,text\n1,a,b\n", "its first line names a column twice"),
         ("PK\x03\x04", "its content is compressed"),
+        ('id\ttext\n1\t"one\n2\ttwo\n3\tthree"\n', "the row that ends in line 4 has a text of several lines with tabs"),
     ],
 )
 def test_a_table_that_cannot_be_read_as_it_was_meant_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -96,6 +97,7 @@ def test_a_folder_of_files_is_one_corpus_in_the_order_of_their_names(tmp_path: P
     write_all_kinds(tmp_path)
     (tmp_path / "README.md").write_text("not a passage")
     (tmp_path / ".hidden.jsonl").write_text("{}")
+    (tmp_path / "~$locked.jsonl").write_text("{}")
     corpus = open_corpus(str(tmp_path))
     assert list(corpus.rows()) == list(enumerate(ROWS * 5, 1))
     before = corpus.checksum()

@@ -88,10 +88,11 @@ def test_several_verdicts_are_sampled_and_their_spread_is_the_error():
 
 def test_a_function_may_give_reasons_and_gives_no_value_out_of_range():
     def by_length(predictions, trajectories):
-        return [(1 / len(text.split()), "words") if text else None for text in predictions]
+        return [(1 / len(text.split()), "words\ud800") if text else None for text in predictions]
 
     outcome = open_outcome(OutcomeConfig(), given=by_length)
-    assert [(grade.value, grade.reason) for grade in grades(outcome, "one two", question=REPORT)] == [(0.5, "words")]
+    (grade,) = grades(outcome, "one two", question=REPORT)
+    assert (grade.value, grade.reason) == (0.5, "words?"), "half of a pair of code points is no text"
     with pytest.raises(ConfigError, match=r"returned 7; return values in \[0, 1\]"):
         grades(open_outcome(OutcomeConfig(), given=lambda predictions: [7] * len(predictions)), "x")
     with pytest.raises(ConfigError, match="returned a dict; return a list, one value per completion"):

@@ -99,10 +99,22 @@ def test_numpy_answers_and_nan_metadata_from_parquet_become_plain_python(tmp_pat
         (row(question=None), "question missing or empty in 1 row (2)"),
         (row(question="  "), "question missing or empty in 1 row (2)"),
         (row(question=float("nan")), "question missing or empty in 1 row (2)"),
-        (row(golden_answers=None), "golden_answers missing, empty or not all texts or numbers in 1 row (2)"),
-        (row(golden_answers=[]), "golden_answers missing, empty or not all texts or numbers in 1 row (2)"),
-        (row(golden_answers=[""]), "golden_answers missing, empty or not all texts or numbers in 1 row (2)"),
-        (row(golden_answers=float("nan")), "golden_answers missing, empty or not all texts or numbers in 1 row (2)"),
+        (
+            row(golden_answers=None),
+            "golden_answers missing, empty, not all texts or numbers, or a list that is no JSON in 1 row (2)",
+        ),
+        (
+            row(golden_answers=[]),
+            "golden_answers missing, empty, not all texts or numbers, or a list that is no JSON in 1 row (2)",
+        ),
+        (
+            row(golden_answers=[""]),
+            "golden_answers missing, empty, not all texts or numbers, or a list that is no JSON in 1 row (2)",
+        ),
+        (
+            row(golden_answers=float("nan")),
+            "golden_answers missing, empty, not all texts or numbers, or a list that is no JSON in 1 row (2)",
+        ),
         (row(golden_answers=[1], choices=["a", "b"]), "choices (write them into the question, and the right one as"),
         (row(None), "id missing or empty in 1 row (2)"),
         (row(float("nan")), "id missing or empty in 1 row (2)"),
@@ -121,8 +133,14 @@ def test_an_unusable_row_is_named(tmp_path: Path, bad: object, named: str, figur
 @pytest.mark.parametrize(
     ("bad", "named"),
     [
-        ({"golden_answers": ["Bob", {"text": "Rob"}]}, "golden_answers missing, empty or not all texts or numbers"),
-        ({"golden_answers": ["Bob", ["Rob"]]}, "golden_answers missing, empty or not all texts or numbers"),
+        (
+            {"golden_answers": ["Bob", {"text": "Rob"}]},
+            "golden_answers missing, empty, not all texts or numbers, or a list that is no JSON",
+        ),
+        (
+            {"golden_answers": ["Bob", ["Rob"]]},
+            "golden_answers missing, empty, not all texts or numbers, or a list that is no JSON",
+        ),
         ({"rubric": [{"criterion": "a year"}, "a name"]}, "rubric without a text"),
         ({"items": "Nantes; Brest"}, "items without a text"),
     ],
@@ -134,7 +152,7 @@ def test_what_grades_an_answer_is_never_read_in_part(tmp_path: Path, bad: dict[s
 def test_answers_in_binary_are_refused(tmp_path: Path) -> None:
     columns = {"id": ["1"], "question": ["Who?"], "golden_answers": [[b"Bob"]]}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    assert "golden_answers missing, empty or not all texts or numbers in 1 row (1)" in refusal(
+    assert "golden_answers missing, empty, not all texts or numbers, or a list that is no JSON in 1 row (1)" in refusal(
         str(tmp_path / "a.parquet")
     )
 
