@@ -107,6 +107,16 @@ class JudgeError(BackendError):
     """
 
 
+def sayable(error: Exception) -> Exception:
+    """Return an error of a user's code, or one in its place if its own message cannot be made."""
+    try:
+        str(error)
+    except Exception:
+        message = f"a {type(error).__name__} whose message cannot be made"
+        return RuntimeError(message).with_traceback(error.__traceback__)
+    return error
+
+
 def is_out_of_memory(error: object) -> bool:
     """Return whether an error, or its message, means that a GPU has no memory left.
 

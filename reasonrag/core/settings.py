@@ -187,6 +187,15 @@ def merge(tree: Tree, more: Mapping[str, Any]) -> None:
             tree[name] = copy.deepcopy(value)
 
 
+def expect(kind: type[Section], settings: object) -> None:
+    """Raise ConfigError if settings that a script gives are not of a kind."""
+    if not isinstance(settings, kind):
+        name = kind.__name__
+        raise ConfigError(
+            f"a {type(settings).__name__} is no {name}; make one with {name}(...), or as docs/extend.md does"
+        )
+
+
 def validate(model: type[S], tree: Mapping[str, Any]) -> S:
     """Return the settings of a tree.
 
@@ -200,7 +209,10 @@ def validate(model: type[S], tree: Mapping[str, Any]) -> S:
         problem = error.errors()[0]  # the others often follow from it
     name = ".".join(map(str, problem["loc"]))[:200]
     if problem["type"] == "extra_forbidden":
-        message = f"unknown key {name!r}{nearest(name, _names(model), 'docs/settings.md has all')}"
+        known = [*_names(model)]
+        nested = "; in YAML its parts stand below each other, without dots"
+        advice = nested if name in known else nearest(name, known, "docs/settings.md has all")
+        message = f"unknown key {name!r}{advice}"
     elif problem["type"] == "value_error":  # ours: these messages do not quote values, which may be secrets
         message = ": ".join(filter(None, (name, problem["msg"].removeprefix("Value error, "))))
     else:

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import nearest
+from reasonrag.core.settings import expect, nearest
 from reasonrag.dpo.demonstrations import read_demonstrations
 from reasonrag.dpo.preferences import read_preferences
 from reasonrag.dpo.token_rows import TokenPairs, data_of, tokenise
@@ -49,6 +49,7 @@ def train_dpo(settings: DPOSettings, out: Path | None, *, log: Log = print) -> T
     of the rejected step)), over the tokens of the steps alone; a log-ratio
     is log p(step | prompt) of the policy less that of the reference model.
     """
+    expect(DPOSettings, settings)
     loss_types = settings.loss_type.split(",")
     for loss_type in loss_types:
         if loss_type not in LOSS_TYPES:  # TRL would notice at the first step
@@ -103,6 +104,7 @@ def train_sft(settings: SFTSettings, out: Path | None, *, log: Log = print) -> T
 
     The second is DPO's rival in arXiv:2505.14069, Table 3.
     """
+    expect(SFTSettings, settings)
     run = TrainingRun("sft", settings, out, SFTConfig, log=log)
 
     def read() -> TrainingData:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.settings import expect
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
@@ -36,6 +37,7 @@ def train_online(settings: RLSettings, out: Path | None, *, log: Log = print) ->
     `_rollout` (lines 5 to 8: questions, G trajectories of each, rewards),
     computes the advantages (line 9), and minimises the clipped loss (line 11).
     """
+    expect(RLSettings, settings)
     from trl import GRPOConfig
 
     task = open_task(settings)

@@ -162,7 +162,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         failure: Exception | None = None
         wait(self.begun.values())  # rollouts that are under way have the weights that they began with
         try:
-            with self._current_weights(step):
+            # A reward with a model of its own may switch gradients off, for ever.
+            with self._current_weights(step), torch.set_grad_enabled(torch.is_grad_enabled()):
                 results.append(self.rollouts.loop.run(work()))
         except Exception as error:  # of any kind: the other processes wait for this one
             failure = error

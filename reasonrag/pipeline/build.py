@@ -16,6 +16,7 @@ import structlog
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config, OutcomeConfig
 from reasonrag.core.plugins import code_of
+from reasonrag.core.settings import expect
 from reasonrag.core.types import WHOLE, Question, Shard, Trajectory
 from reasonrag.dpo.pairs import rivals_of
 from reasonrag.formats import open_format
@@ -72,6 +73,7 @@ def build_trees(
         Interrupted: `Build.drain` was called; everything paid for is kept.
         ConfigError, DataError, RunError: bad input, or a folder that cannot be used.
     """
+    expect(Config, config)
     # The parts: questions, retriever, format (states to prompts),
     # policy, and the judge of Eq. 6 if it values nodes.
     if parts is None:

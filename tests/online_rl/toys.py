@@ -183,9 +183,12 @@ class SignalledReward(OwnReward):
 
 
 class HolesReward(OwnReward):
-    """No reward for every fifth trajectory or so, and none that is a number for some."""
+    """No reward for every fifth trajectory or so, none that is a number for some, and gradients switched off."""
 
     def one(self, trajectory: Trajectory, step: int) -> Score:
+        import torch
+
+        torch.set_grad_enabled(False)  # as for a model of its own
         score = super().one(trajectory, step)
         match int(score.parts["words"] or 0) % 5:
             case 0:

@@ -9,8 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from benchmarks.stub import built
+from reasonrag import build_trees, train_dpo, train_online
 from reasonrag.core.config import load_config
-from reasonrag.core.errors import LLMError, RunError
+from reasonrag.core.errors import ConfigError, LLMError, RunError
 from reasonrag.core.types import Question
 from reasonrag.dpo.pairs import in_test_split, repeated_questions
 from reasonrag.formats import ReasonRAGFormat
@@ -54,6 +55,12 @@ def test_the_summary_counts_what_the_tables_hold(tmp_path):
     assert summary["pairs"]["total"] == len(pairs) == sum(summary["pairs"]["by_type"].values())
     assert summary["calls"]["policy"]["calls"] == len(nodes) - 12 == build.progress.calls
     assert json.loads((tmp_path / "r/run.json").read_text()) == json.loads(json.dumps(summary))
+
+
+@pytest.mark.parametrize("call", [build_trees, train_dpo, train_online])
+def test_settings_of_another_kind_are_named(call, tmp_path):
+    with pytest.raises(ConfigError, match=r"a dict is no (Config|DPOSettings|RLSettings); make one with "):
+        call({"seed": 1}, tmp_path / "out")
 
 
 @pytest.mark.fault(

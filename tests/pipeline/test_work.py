@@ -77,6 +77,22 @@ def test_a_failure_ends_the_work_once_what_has_begun_has_ended():
     assert ended == begun[1:] and len(begun) < 10
 
 
+def test_an_error_that_cannot_say_what_it_is_sets_its_question_aside():
+    class Mute(Exception):
+        def __str__(self):
+            raise KeyError("message")
+
+    async def work(item):
+        raise Mute
+
+    async def failed(place, question, cause, error):
+        said.append((cause, str(error)))
+
+    said = []
+    worked(2, work, [Slots(1)], failed=failed)
+    assert said == [("bug:RuntimeError", "a Mute whose message cannot be made")] * 2
+
+
 def test_nothing_begins_once_the_work_is_stopped():
     done = []
 
