@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from reasonrag.core.config import Config, ModelConfig, PolicyCard, load_config
+from reasonrag.core.config import Config, JudgeConfig, ModelConfig, PolicyCard, load_config
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.types import Question
-from reasonrag.formats import FORMATS, ReasonRAGFormat, open_format
-from reasonrag.pipeline.parts import Parts, check, open_parts, open_retriever
+from reasonrag.formats import FORMATS, PromptSet, ReasonRAGFormat, open_format
+from reasonrag.pipeline.parts import Parts, check, judge_service, open_parts, open_retriever
 from tests.fakes.scripted import ScriptedLLM
 from tests.toys import ToyRetriever
 
@@ -98,3 +98,8 @@ def test_a_search_engine_that_is_away_stops_a_run_that_begins_and_none_that_goes
         with capture_logs() as logs:
             asyncio.run(check_it(begun=True))
     assert "the run goes on, as it had begun" in logs[-1]["event"]
+
+
+def test_a_judge_of_an_api_that_takes_one_temperature_alone_is_asked_with_it():
+    service = judge_service(ScriptedLLM([]), JudgeConfig(temperature=1), PromptSet.find("brief"))
+    assert service.sampling.temperature == 1
