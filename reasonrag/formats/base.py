@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Protocol
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import find_secrets, quotable
-from reasonrag.core.types import Action, Answer, Passage, Prompt, Question, Step, Trajectory
+from reasonrag.core.types import Action, Answer, Message, Passage, Prompt, Question, Step, Trajectory
 
 # Replaces an observation wherever a trajectory is parsed. No policy can write it: see `without_seals`.
 SEALED = "\ue000"
@@ -164,6 +164,11 @@ def fingerprint(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
+def chat(system: str, user: str) -> tuple[Message, Message]:
+    """Return the messages of a prompt that has an instruction and one turn of the user."""
+    return Message("system", system), Message("user", user)
+
+
 class InstructedFormat:
     """Base class of the shipped formats: reads the instruction texts and decides how passages are shown."""
 
@@ -222,9 +227,7 @@ class InstructedFormat:
 
     def documents(self, passages: Sequence[Passage]) -> str:
         """Return the passages as the policy reads them."""
-        if not passages:
-            return "None found."
-        return "\n".join(f"{title}\n{text}" for title, text in self.quoted_passages(passages))
+        return "\n".join(f"{title}\n{text}" for title, text in self.quoted_passages(passages)) or "None found."
 
     def _quote(self, text: str) -> str:
         quoted = quotable(text)

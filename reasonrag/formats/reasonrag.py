@@ -12,7 +12,6 @@ from reasonrag.core.types import (
     Action,
     Answer,
     Malformed,
-    Message,
     Note,
     Passage,
     Prompt,
@@ -22,7 +21,7 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage, fingerprint, last_tag
+from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage, chat, fingerprint, last_tag
 
 _TAGS = ("query", "evidence", "answer")
 _ALLOWED = {Stage.REASONING: ("query", "answer"), Stage.GROUNDING: ("evidence",)}
@@ -98,8 +97,7 @@ class ReasonRAGFormat(InstructedFormat):
         if len(allowed) == 1:
             completion = self.openings.get(allowed[0], "") + completion
         if (last := last_tag(completion, _TAGS)) is None:
-            is_open = any(f"<{tag}>" in completion for tag in _TAGS)
-            return Malformed("unclosed_tag" if is_open else "no_tag")
+            return Malformed("unclosed_tag" if any(f"<{tag}>" in completion for tag in _TAGS) else "no_tag")
         tag, body = last
         if tag not in allowed:
             return Malformed(f"unexpected_{tag}")
@@ -140,19 +138,14 @@ class ReasonRAGFormat(InstructedFormat):
         if thoughts:
             user += ["Previous Thoughts:", *thoughts]
         if passages is not None:
-            user.append("Documents:")
-            for title, text in self.quoted_passages(passages):
-                user += [title.rstrip(), text]
-            if not passages:
-                user.append("None found.")
+            shown = [line for title, text in self.quoted_passages(passages) for line in (title.rstrip(), text)]
+            user += ["Documents:", *(shown or ["None found."])]
         opening = self.openings.get(stop[0].strip("</>")) if len(stop) == 1 else None
         # With a shared system prompt, prompts begin alike up to the newest thought.
         system = self.texts[stage]
         if shared := self.texts.get("system"):
             user, system = [*user, "", system], shared
-        return Prompt(
-            (Message("system", system), Message("user", "\n".join(user))), (Span(opening),) if opening else (), stop
-        )
+        return Prompt(chat(system, "\n".join(user)), (Span(opening),) if opening else (), stop)
 
 
 def thought(text: str) -> str:

@@ -14,20 +14,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from reasonrag.core.text import one_line, quotable
-from reasonrag.core.types import (
-    Action,
-    Answer,
-    Malformed,
-    Message,
-    Note,
-    Prompt,
-    Question,
-    Search,
-    Span,
-    Step,
-    Trajectory,
-)
-from reasonrag.formats.base import SEALED, Block, InstructedFormat, Reading, elements, seal, tags, without_seals
+from reasonrag.core.types import Action, Answer, Malformed, Note, Prompt, Question, Search, Span, Step, Trajectory
+from reasonrag.formats.base import SEALED, Block, InstructedFormat, Reading, chat, elements, seal, tags, without_seals
 
 # Placeholder texts of the instructions. A policy that repeats one has neither asked nor answered.
 ECHOES = frozenset({"and", "query", "answer", "the answer", "a precise query", "..."})
@@ -67,10 +55,7 @@ class StreamFormat(InstructedFormat):
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """Return instruction, question and the turn so far; with `final` the answer's tag is opened for the policy."""
-        messages = (
-            Message("system", self.texts["instruction"]),
-            Message("user", f"Question: {quotable(question.question)}"),
-        )
+        messages = chat(self.texts["instruction"], f"Question: {quotable(question.question)}")
         turn = self.turn(steps)
         if final:
             return Prompt(messages, _joined((*turn, Span(self.cue))), self.final_stops)

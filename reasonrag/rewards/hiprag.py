@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from reasonrag.core.errors import BackendError
 from reasonrag.core.text import normalize_answer, one_line, quotable
-from reasonrag.core.types import Completion, Message, Prompt
-from reasonrag.formats.base import Block, Format, Reading
+from reasonrag.core.types import Completion, Prompt
+from reasonrag.formats.base import Block, Format, Reading, chat
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rewards.base import BatchReward, Read, RewardSettings, Score
 from reasonrag.rewards.judge import JudgeService, same_meaning, step_holds
@@ -185,8 +185,7 @@ class _Detection:
         if step.query not in self.answers:
             self.counts["regenerated"] += 1
             # A task, so that another step with the same query waits for the same answer.
-            instruction = Message("system", self.judge.prompts.text("hiprag/direct"))
-            prompt = Prompt((instruction, Message("user", quotable(step.query))))
+            prompt = Prompt(chat(self.judge.prompts.text("hiprag/direct"), quotable(step.query)))
             self.answers[step.query] = asyncio.ensure_future(self.policy.complete(prompt, _WITHOUT_SEARCH))
         answer = (await self.answers[step.query]).text.strip()
         # A policy with nothing to say does not know the answer: the search was needed.
