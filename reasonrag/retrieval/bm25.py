@@ -37,15 +37,7 @@ from reasonrag.retrieval.index import (
     Plan,
     Silent,
 )
-from reasonrag.retrieval.passages import (
-    PASSAGES,
-    GivenCorpus,
-    PassageStore,
-    build_passages,
-    open_corpus,
-    passages_plan,
-    save_array,
-)
+from reasonrag.retrieval.passages import PASSAGES, GivenCorpus, PassageStore, build_passages, open_corpus, passages_plan
 from reasonrag.storage.files import short_hash
 
 
@@ -262,7 +254,7 @@ def build_bm25(
     # Without a named backend, bm25s would use numba if it is installed.
     parameters = {"k1": settings.k1, "b": settings.b, "method": "lucene", "backend": "numpy"}
     parameters |= {"num_docs": stop, "version": version("bm25s")}
-    save_array(draft, _INDPTR, indptr)
+    draft.save(_INDPTR, indptr)
     for name, document in ((_VOCABULARY, vocabulary), (_PARAMETERS, parameters)):
         with draft.writing(name) as file:
             file.write(json.dumps(document, ensure_ascii=False).encode())
@@ -308,7 +300,7 @@ class _Chunk:
             file.write("\n".join(islice(vocabulary, known, None)).encode())
         for name, values in {"words": words, "rows": rows, "times": times, "lengths": lengths}.items():
             smallest = values.astype(np.min_scalar_type(values.max(initial=0)))
-            save_array(self._draft, f"{self._folder}/{name}.npy", smallest, scratch=True)
+            self._draft.save(f"{self._folder}/{name}.npy", smallest, scratch=True)
 
     def new_words(self) -> list[str]:
         """Return the words that no earlier chunk has."""

@@ -24,7 +24,7 @@ from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import LocalRetriever
 from reasonrag.retrieval.encoders import TextEncoder, Vectors, differences, identity_checksum
 from reasonrag.retrieval.index import BuildProgress, Draft, EncoderConfig, IndexFolder, Manifest, Plan
-from reasonrag.retrieval.passages import PASSAGES, PassageStore, save_array
+from reasonrag.retrieval.passages import PASSAGES, PassageStore
 from reasonrag.storage.files import read_json, write_json
 
 Rows = NDArray[np.int64]
@@ -113,7 +113,7 @@ def build_embeddings(
                     texts = list(store.contents(first, min(first + _ENCODED_AT_ONCE, stop)))
                     blocks.append(_encode(encoder, texts, first, store))
                     progress.advance(len(texts))
-                save_array(draft, _shard(number), np.concatenate(blocks))
+                draft.save(_shard(number), np.concatenate(blocks))
             manifest = draft.finish({"passages": len(store), "dims": encoder.dims})
     # Outside of the parts, which hold nothing about this machine.
     location = {"encoder": identity_checksum(encoder.identity), "location": encoder.location}

@@ -365,6 +365,14 @@ class Draft:
             yield file
         write_json(self._record(name), _digest(target))
 
+    def save(self, name: str, values: Any, *, scratch: bool = False) -> None:
+        """Write the bytes that `np.save` writes for an array; its error on a full disk does not name the reason."""
+        from numpy.lib import format
+
+        with self.writing(name, scratch=scratch) as file:
+            format.write_array_header_1_0(file, format.header_data_from_array_1_0(values))
+            file.write(values.data)
+
     def holds(self, name: str, *, scratch: bool = False) -> bool:
         """Return whether that file was written, by this process or by one that was killed, and is as it was written."""
         target = (self.scratch if scratch else self.folder) / name

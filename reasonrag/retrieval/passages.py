@@ -393,10 +393,3 @@ def self_queries(store: PassageStore, count: int) -> list[str]:
         start = draw.randrange(max(len(words) - _QUERY_WORDS, 0) + 1)
         queries.append(" ".join(words[start : start + _QUERY_WORDS]))
     return queries
-
-
-def save_array(draft: Draft, name: str, values: NDArray[Any], *, scratch: bool = False) -> None:
-    """Write the bytes that `np.save` writes; its error on a full disk does not name the reason."""
-    with draft.writing(name, scratch=scratch) as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
-        file.write(values.data)
