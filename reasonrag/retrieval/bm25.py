@@ -245,8 +245,7 @@ def build_bm25(
     progress.start("scores", total=postings, unit="scores")
     with draft.writing(_DATA) as data, draft.writing(_INDICES) as indices:
         for file, kind in ((data, "<f4"), (indices, "<i4")):
-            header = {"descr": kind, "fortran_order": False, "shape": (postings,)}
-            np.lib.format.write_array_header_1_0(file, header)
+            np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": (postings,)})
         for scores, rows in _merged(chunks, frequencies, indptr, settings, at_once):
             data.write(scores.astype("<f4").data)
             indices.write(rows.data)

@@ -26,8 +26,7 @@ def build_index(path: Path, config: IndexConfig, *, progress: BuildProgress) -> 
 
         Tokenizer(config.bm25)  # raises for an unknown language before the passages are read
     index = IndexFolder(path)
-    message = f"another process builds in {path}; waiting for it to finish"
-    with index.locked(waiting=lambda: progress.note(message)):
+    with index.locked(waiting=lambda: progress.note(f"another process builds in {path}; waiting for it to finish")):
         _passages(index, config, progress)
         if "bm25" in config.kind:
             from reasonrag.retrieval.bm25 import build_bm25

@@ -63,9 +63,8 @@ class ModelFiles:
 
     def checksum(self) -> str:
         """Return the SHA-256 over names and bytes of weights, configs, tokenizer and modules."""
-        paths = {path for pattern in _DECIDING for path in self.folder.glob(pattern)}
         digest = hashlib.sha256()
-        for path in sorted(paths):
+        for path in sorted({path for pattern in _DECIDING for path in self.folder.glob(pattern)}):
             if path.is_file() and not any(path.match(ignored) for ignored in _IGNORED):
                 digest.update(f"{path.relative_to(self.folder)} {size_and_digest(path)[1]}\n".encode())
         return digest.hexdigest()
@@ -167,9 +166,8 @@ class TextEncoder:
 
     async def encode(self, texts: Sequence[str]) -> list[list[float]]:
         """Return `[n][dims]` vectors of queries, for code on an event loop: in one thread, one call after another."""
-        vectors = await self._thread.call(self.encode_queries, list(texts))
-        as_lists: list[list[float]] = vectors.tolist()
-        return as_lists
+        vectors: list[list[float]] = (await self._thread.call(self.encode_queries, list(texts))).tolist()
+        return vectors
 
     def _of_length_1(self, encoded: Vectors) -> Vectors:
         vectors = np.asarray(encoded, dtype=np.float32).reshape(-1, self.dims)

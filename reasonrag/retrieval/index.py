@@ -138,8 +138,7 @@ class IndexConfig(Section):
     @property
     def max_bytes(self) -> int:
         """The memory limit of the build in bytes."""
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return self.max_memory or max(machine // 2, 256 << 20)
+        return self.max_memory or max(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2, 256 << 20)
 
 
 def show_size(size: float) -> str:
@@ -296,8 +295,7 @@ class IndexFolder:
                 raise DataError(
                     f"index {self.path}: {part} was built over other {other} than the folder holds; {_REBUILD}"
                 )
-        verified = (read_json(self.path / _VERIFIED) or {}).get(part)
-        if fully or verified != self._stamps(part, manifest):
+        if fully or (read_json(self.path / _VERIFIED) or {}).get(part) != self._stamps(part, manifest):
             if problem := damage(self.part(part), manifest.files):
                 raise DataError(f"index {self.path}: {part}/{problem}; {_REBUILD}")
             self._remember(part, manifest)
@@ -387,8 +385,7 @@ class Draft:
         paths = [path for path in self.folder.rglob("*") if path.is_file() and self.scratch not in path.parents]
         files = {name: (int(size), str(digest)) for name, (size, digest) in digests(self.folder, paths).items()}
         manifest = Manifest(self.plan, dict(counts), files)
-        document = {**manifest.document(), "fingerprint": manifest.fingerprint}
-        write_json(self.folder / _MANIFEST, document, indent=1)
+        write_json(self.folder / _MANIFEST, {**manifest.document(), "fingerprint": manifest.fingerprint}, indent=1)
         self._index.settle()
         return manifest
 

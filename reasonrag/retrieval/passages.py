@@ -324,16 +324,14 @@ class _Writer:
         if not self._ids.add(int.from_bytes(digest, "little")):
             self._set_aside(passage_id, _DUPLICATE)
             return False
-        line = _as_json({"id": passage_id, "contents": contents}).encode() + b"\n"
-        self._end += self._files[PASSAGES].write(line)
+        self._end += self._files[PASSAGES].write(_as_json({"id": passage_id, "contents": contents}).encode() + b"\n")
         self._files[OFFSETS].write(self._end.to_bytes(8, "little"))
         self.passages += 1
         return True
 
     def _set_aside(self, row_id: object, reason: str) -> None:
         shown = None if row_id is None else printable(one_line(valid_unicode(str(row_id))))[:200]
-        line = _as_json({"row": self.row, "id": shown, "reason": reason}).encode() + b"\n"
-        self._files[SET_ASIDE].write(line)
+        self._files[SET_ASIDE].write(_as_json({"row": self.row, "id": shown, "reason": reason}).encode() + b"\n")
         self.problems.add(reason, self.row, shown if reason == _DUPLICATE else None)
 
 

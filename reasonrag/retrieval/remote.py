@@ -125,8 +125,7 @@ class RemoteRetriever:
             short_hash([passage.contents for passage in answer[0]]) for answer in answers if isinstance(answer, list)
         ]
         if not found:
-            reasons = "; ".join(map(str, answers))
-            problem = f"no answer from {self.name}: {reasons}; start it, or correct its address"
+            problem = f"no answer from {self.name}: {'; '.join(map(str, answers))}; start it, or correct its address"
             raise RetrievalError(problem, cause="unreachable")
         if len(set(found)) > 1:
             log.warning("the retrieval servers find different passages for one query: is their corpus the same?")
