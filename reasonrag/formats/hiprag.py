@@ -57,12 +57,9 @@ class HiPRAGFormat(StreamFormat):
 
     def after(self, action: Action, documents: str) -> str:
         """Return passages and an open conclusion after a search (line 10), the step's end after that (line 13)."""
-        match action:
-            case Search():
-                return f"\n<context>{documents}</context>\n<conclusion>"
-            case Note():
-                return "\n</step>\n"
-        return ""
+        if isinstance(action, Search):
+            return f"\n<context>{documents}</context>\n<conclusion>"
+        return "\n</step>\n" if isinstance(action, Note) else ""
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse as the base class does; after a search the tag of its conclusion is already open."""
@@ -133,8 +130,8 @@ def check_step(body: str) -> str:
     >>> check_step("<reasoning>r</reasoning><search>q</search><conclusion>c</conclusion>")
     'context_count'
     """
-    searches = "<search>" in body or "<context>" in body  # line 10
-    present = _STEP_TAGS if searches else ("reasoning", "conclusion")
+    # Line 10.
+    present = _STEP_TAGS if "<search>" in body or "<context>" in body else ("reasoning", "conclusion")
     for tag in present:  # lines 2, 5, 11 and 12
         if body.count(f"<{tag}>") != 1 or body.count(f"</{tag}>") != 1:
             return f"{tag}_count"
@@ -164,6 +161,5 @@ def _blocks(thought: str, observations: Sequence[str]) -> tuple[Block, ...]:
         for query in queries[:-1]:
             blocks.append(Block(reasoning, query, next(of_step, "")))
             reasoning = ""
-        last_query = queries[-1] if queries else None
-        blocks.append(Block(reasoning, last_query, "\n".join(of_step), conclusion))
+        blocks.append(Block(reasoning, queries[-1] if queries else None, "\n".join(of_step), conclusion))
     return tuple(blocks)

@@ -139,12 +139,10 @@ class StreamFormat(InstructedFormat):
         pieces, broken, stray = elements(text, self._names)
         # Only the engine's observations have a seal.
         opening, closing = f"<{self.found}>", f"</{self.found}>"
-        is_opened = text.count(opening) != text.count(opening + SEALED)
-        if is_opened or text.count(closing) != text.count(SEALED + closing):
+        if text.count(opening) != text.count(opening + SEALED) or text.count(closing) != text.count(SEALED + closing):
             broken = "written_observation"
         reason = broken or self._flaw(pieces, stray, answer)
-        thoughts = (body for tag, body in pieces if tag == self.thinks)
-        plan = next(thoughts, "") if self.plans else ""
+        plan = next((body for tag, body in pieces if tag == self.thinks), "") if self.plans else ""
         return Reading(not reason, reason, self._blocks(pieces, observations, answer), answer, plan)
 
     def _flaw(self, pieces: Sequence[tuple[str, str]], stray: bool, answer: str | None) -> str:
@@ -210,8 +208,7 @@ class StreamFormat(InstructedFormat):
 
 def _add_context(blocks: list[Block], context: str) -> None:
     if blocks:
-        both = "\n".join(filter(None, (blocks[-1].context, context)))
-        blocks[-1] = replace(blocks[-1], context=both)
+        blocks[-1] = replace(blocks[-1], context="\n".join(filter(None, (blocks[-1].context, context))))
 
 
 def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:

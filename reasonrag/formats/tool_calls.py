@@ -108,8 +108,7 @@ class ToolCallsFormat(InstructedFormat):
                     yield Message("assistant", words)
                 calls = parts_of(self.parser, step.completion.text).calls
                 arguments = map_texts(calls[0][1] if calls else {}, inert) | {self.argument: inert(step.action.query)}
-                call = {"name": self.function, "arguments": arguments}
-                yield Message("call", json.dumps(call, ensure_ascii=False))
+                yield Message("call", json.dumps({"name": self.function, "arguments": arguments}, ensure_ascii=False))
                 yield Message("tool", self.documents(step.passages))
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
