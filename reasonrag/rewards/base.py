@@ -190,12 +190,10 @@ class Read:
         They are `em`, `f1`, `cem` in [0, 1], `rc` (retrievals), and `well_formed`, 0 or 1. Without an
         answer em, f1 and cem are 0 and not unknown: the trajectory has ended.
         """
-        metrics = {"em": exact_match, "f1": token_f1, "cem": cover_match}
-        golden = trajectory.question.golden_answers
-        parts: Components = {name: metric(trajectory.answer, golden) for name, metric in metrics.items()}
-        parts["rc"] = float(len(queries(trajectory)))
-        parts["well_formed"] = float(reading.well_formed)
-        return cls(trajectory, reading, parts)
+        answer, golden = trajectory.answer, trajectory.question.golden_answers
+        scores = {"em": exact_match(answer, golden), "f1": token_f1(answer, golden), "cem": cover_match(answer, golden)}
+        counts = {"rc": float(len(queries(trajectory))), "well_formed": float(reading.well_formed)}
+        return cls(trajectory, reading, {**scores, **counts})
 
     @property
     def is_known(self) -> bool:

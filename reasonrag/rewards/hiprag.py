@@ -133,8 +133,7 @@ async def detect(
         step for keys in steps for step in keys if (over_search if step.is_search else under_search)
     )
     detection = _Detection(judge, policy, Counter() if counts is None else counts)
-    flags = await gather_all(map(detection.flag, to_judge))
-    flag_of = dict(zip(to_judge, flags, strict=True))
+    flag_of = dict(zip(to_judge, await gather_all(map(detection.flag, to_judge)), strict=True))
     return [[flag_of.get(step, StepFlag(_kind(step), False)) for step in keys] for keys in steps]
 
 

@@ -183,8 +183,7 @@ def parse_score(reply: str) -> float | None:
     if match is None or match["unclear"]:
         return None
     score = float(match["score"])
-    is_of_100 = match["percent"] or 2 <= score <= 100
-    scale = float(match["scale"] or (100 if is_of_100 else 1))
+    scale = float(match["scale"] or (100 if match["percent"] or 2 <= score <= 100 else 1))
     # Digits beyond the range of floats are infinite, and inf / inf is not a number.
     return score / scale if 0 <= score <= scale < math.inf and scale else None
 
@@ -303,8 +302,7 @@ def read_grade(reply: str) -> tuple[float, str] | None:
 async def propose_plan(judge: JudgeService, question: Question) -> ReferencePlan:
     """Return a plan made from the question and its golden answers alone (Search-P1, Alg. 1, App. D.2)."""
     # No other label: a policy's own prompt begins with "Question".
-    shown = _asked(question, "Question to plan")
-    return await judge.ask("plan", shown, _PLAN)
+    return await judge.ask("plan", _asked(question, "Question to plan"), _PLAN)
 
 
 async def vote_plan(judge: JudgeService, question: Question, candidates: Sequence[ReferencePlan]) -> ReferencePlan:
@@ -392,8 +390,7 @@ def read_plan(reply: str) -> ReferencePlan | None:
         # A line without a number is not ignored: it may be the step that matters.
         texts.append(one_line(numbered[1]).strip(_MARKS) if numbered else "")
     # A form that was returned unfilled holds only dots.
-    has_content = [any(char.isalnum() for char in text) for text in texts]
-    if not all(has_content) or not 1 <= len(texts) - 1 <= MAX_STEPS:
+    if not all(any(char.isalnum() for char in text) for text in texts) or not 1 <= len(texts) - 1 <= MAX_STEPS:
         return None
     return ReferencePlan(texts[0], tuple(texts[1:]))
 

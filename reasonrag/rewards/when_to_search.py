@@ -232,8 +232,7 @@ class WhenToSearchReward(BatchReward):
         r_s = parts["r_s"] = 0.0 if settings.no_r_s else await self._search_reward(read)
         correct = read.answer("em") == 1.0
         parts["correct"] = float(correct)
-        retrievals = int(parts["rc"] or 0)
-        earned = _ANSWER_REWARDS[stage](correct, retrievals, beta=settings.beta, rc_cap=settings.rc_cap)
+        earned = _ANSWER_REWARDS[stage](correct, int(parts["rc"] or 0), beta=settings.beta, rc_cap=settings.rc_cap)
         r_a = parts["r_a"] = 0.0 if settings.no_r_a else earned
         return when_to_search_reward(r_a, r_s, r_f)
 
@@ -245,6 +244,5 @@ class WhenToSearchReward(BatchReward):
             read.parts["concise"] = float(concise)
         elif sent:
             # All queries in one call: only vectors of the same call can be compared.
-            avg_sim = average_similarity(await self.parts.encoder.encode(sent))
-            read.parts["avg_sim"] = avg_sim
+            avg_sim = read.parts["avg_sim"] = average_similarity(await self.parts.encoder.encode(sent))
         return search_reward(concise, len(sent), avg_sim)
