@@ -229,7 +229,6 @@ def score_path(world: Knowledge, question: Question, reference: Sequence[str], r
     needed = _needed(question)
     facts = set(map(normalize_answer, needed))
     queries = list(dict.fromkeys(map(normalize_answer, reading.queries)))
-    brought = [query for query in queries if _brought(world, query, reading)]
     right = exact_match(reading.answer, question.golden_answers) > 0
     planned = _matched(world, items, needed)
     found = set(facts) if question.metadata["known"] and right else _found(world, facts, reading)
@@ -240,7 +239,7 @@ def score_path(world: Knowledge, question: Question, reference: Sequence[str], r
     return PathScores(
         planner_score=planner_score,
         model_plan_steps=len(items),
-        effective_steps_self=_matched(world, items, brought),
+        effective_steps_self=_matched(world, items, [query for query in queries if _brought(world, query, reading)]),
         effective_steps_ref=_matched(world, reference, queries),
         outcome_accuracy_score=1.0 if right else 0.5 if token_f1(reading.answer, question.golden_answers) > 0 else 0.0,
         outcome_reasoning_score=reasoning_score,

@@ -374,10 +374,9 @@ class _Reader:
 
     def _extract(self) -> str:
         """Return the sentence that best fits the latest query, with its title; "" if none shares a word with it."""
-        query = self._queries[-1] if self._queries else self._view.question
         rows = [(title, text) for title, body in self._view.documents for text in sentences(body)]
         rows = [row for row in rows if not any(row[1] in note for note in self._evidence)] or rows
-        scores = _overlap(stem_set(query), rows)
+        scores = _overlap(stem_set(self._queries[-1] if self._queries else self._view.question), rows)
         fitting = [(row, score) for row, score in zip(rows, scores, strict=True) if score > 0]
         if not fitting:
             return ""

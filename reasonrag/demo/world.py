@@ -221,8 +221,7 @@ def make_world(seed: int = 0) -> World:
 @lru_cache(maxsize=1)
 def famous_part() -> Part:
     """Return the part that every world shares."""
-    sizes: dict[Kind, int] = {kind: len(famous_names(kind)) for kind in KINDS}
-    return Part.draw(famous_names, Random("demo famous"), sizes=sizes)
+    return Part.draw(famous_names, Random("demo famous"), sizes={kind: len(famous_names(kind)) for kind in KINDS})
 
 
 def famous_facts() -> list[tuple[str, Relation]]:
@@ -328,14 +327,12 @@ def _pair(part: Part, kind: str, generator: Random) -> Question:
 
 def larger(relation: Relation, first: Hop, second: Hop) -> str:
     """Return the entity with the later value among the relation's classes."""
-    winner = max(first, second, key=lambda hop: relation.target.index(hop.value))
-    return winner.query.removesuffix(f" {relation.key}")
+    return max(first, second, key=lambda hop: relation.target.index(hop.value)).query.removesuffix(f" {relation.key}")
 
 
 def _question(kind: str, text: str, answer: str, hops: list[Hop], *, known: bool = False) -> Question:
     path = [{"query": hop.query, "evidence": hop.evidence} for hop in hops]
-    metadata: dict[str, Any] = {"kind": kind, "hops": len(hops), "path": path, "known": known}
-    return Question("", text, (answer,), "demo", metadata)
+    return Question("", text, (answer,), "demo", {"kind": kind, "hops": len(hops), "path": path, "known": known})
 
 
 def write_world(source: Path, out: Path) -> dict[str, int]:
