@@ -38,7 +38,8 @@ def render(**values: Any) -> str:
     from jinja2 import TemplateError
 
     try:
-        environment = template_environment("reasonrag.publish", _printed, escape=False)  # Markdown: `_printed` escapes
+        # Markdown: `_shown` escapes.
+        environment = template_environment("reasonrag.publish", _shown, missing="unknown", escape=False)
         return environment.get_template("card.md.j2").render(version=__version__, **values)
     except (TemplateError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
@@ -47,14 +48,7 @@ def render(**values: Any) -> str:
         ) from error
 
 
-def _printed(value: Any) -> Any:
-    from jinja2 import Undefined
-    from markupsafe import Markup
-
-    if value is None or isinstance(value, Undefined):
-        return "unknown"
-    if isinstance(value, Markup):
-        return value
+def _shown(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
     return inert_markdown(str(value)[:_CELL_CHARS])
@@ -65,8 +59,7 @@ def fenced(text: str, language: str = "") -> Markup:
     from markupsafe import Markup
 
     block = printable(text).replace("<", "‹")
-    longest = max(map(len, re.findall("`+", block)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block)), default=0))
     return Markup(f"{fence}{language}\n{block}\n{fence}")
 
 

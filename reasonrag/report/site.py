@@ -201,16 +201,22 @@ def reading(file: Path) -> Iterator[None]:
 
 def render(template: str, **values: Any) -> str:
     """Render a template, every value escaped and visible."""
-    environment = template_environment("reasonrag.report", _printed, escape=True)
+    environment = template_environment("reasonrag.report", _shown, missing="–", escape=True)
     environment.filters |= {"visible": visible, "number": number}
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     return environment.get_template(template).render(**values)
 
 
 @cache
-def template_environment(package: str, finalize: Callable[[Any], Any], *, escape: bool) -> Environment:
-    """Return the templates of a package; `finalize` gets each printed value, and missing ones print as it says."""
-    from jinja2 import ChainableUndefined, Environment, PackageLoader
+def template_environment(package: str, show: Callable[[Any], Any], *, missing: str, escape: bool) -> Environment:
+    """Return the templates of a package; values print as `show` returns them, unless they are `missing` or Markup."""
+    from jinja2 import ChainableUndefined, Environment, PackageLoader, Undefined
+    from markupsafe import Markup
+
+    def finalize(value: Any) -> Any:
+        if value is None or isinstance(value, Undefined):
+            return missing
+        return value if isinstance(value, Markup) else show(value)
 
     return Environment(
         loader=PackageLoader(package, "templates"),
@@ -222,14 +228,8 @@ def template_environment(package: str, finalize: Callable[[Any], Any], *, escape
     )
 
 
-def _printed(value: Any) -> Any:
-    """Return the printed form of a value: a dash if it is missing, text made visible."""
-    from jinja2 import Undefined
-    from markupsafe import Markup
-
-    if value is None or isinstance(value, Undefined):
-        return "–"
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+def _shown(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) else value
 
 
 def number(value: Any) -> Any:
