@@ -95,8 +95,7 @@ def output(out: Path, marker: str, *names: str) -> Iterator[dict[str, int]]:
         names: patterns of all other files that will be written.
     """
     # A killed process may have left the temporary file of the marker in a folder that is still free.
-    begun = [path.name for path in out.glob(f".{marker}.*")]
-    with Folder(out, marker, marker, ignore=begun).locked():
+    with Folder(out, marker, marker, ignore=[path.name for path in out.glob(f".{marker}.*")]).locked():
         write_json(out / marker, {})
         for pattern in (f".{marker}.*", *names, *(f".{name}*" for name in names)):
             for old in out.glob(pattern):

@@ -62,16 +62,8 @@ _WEIGHTS = ("adapter_model.safetensors", "model.safetensors", "model-*.safetenso
 _POLICY_FILES = (
     *(*_WEIGHTS, "model.safetensors.index.json", _ADAPTER, "config.json", "generation_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *(
-        "vocab.json",
-        "vocab.txt",
-        "merges.txt",
-        "chat_template.jinja",
-        "prm.json",
-        POLICY_CARD,
-        "prompts/*/*.txt",
-        _CURVES,
-    ),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja"),
+    *("prm.json", POLICY_CARD, "prompts/*/*.txt", _CURVES),
 )
 # Keys under which transformers and peft store the source of a model.
 _SOURCE_KEYS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
@@ -165,8 +157,7 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
     content = _stage_policy(path, folder, options.report) if is_policy else _stage_run(path, folder)
     licence = options.licence and options.licence.lower()
     data = content.data | ({"license": licence} if licence else {})
-    name = options.repo_id.partition("/")[2]
-    body = render(**content.values, repo_id=options.repo_id, name=name, licence=licence)
+    body = render(**content.values, repo_id=options.repo_id, name=options.repo_id.partition("/")[2], licence=licence)
     if options.public and data["license"] == UNKNOWN:
         raise ConfigError(
             "the licence is not known, of the data or of the model it came from, so it cannot be made public; "
@@ -239,8 +230,7 @@ def _stage_run(run: Path, folder: Path) -> _Content:
     files: dict[str, list[Path]] = {}
     for name, split in (("pairs", "train"), ("pairs", "test"), ("trees", "nodes")):
         if name == "trees" or any((run / name).glob(f"{split}-*")):
-            paths = shard_paths(run / name, split)
-            files[split] = [place(path, folder / name / path.name) for path in paths]
+            files[split] = [place(path, folder / name / path.name) for path in shard_paths(run / name, split)]
     counts: Counter[tuple[str, str]] = Counter()  # by data set and split
     for split in files.keys() - {"nodes"}:
         for path in files[split]:
@@ -264,10 +254,9 @@ def _stage_run(run: Path, folder: Path) -> _Content:
     values |= {"has_policy_card": policy_card is not None, "contradictions": verified.pairs}
     # By these `load_dataset` finds the files of each split.
     pairs = [{"split": split, "path": f"pairs/{split}-*"} for split in files if split != "nodes"]
-    trees = [{"split": "nodes", "path": "trees/nodes-*"}]
     data["configs"] = [
         {"config_name": "pairs", "data_files": pairs, "default": True},
-        {"config_name": "trees", "data_files": trees},
+        {"config_name": "trees", "data_files": [{"split": "nodes", "path": "trees/nodes-*"}]},
     ]
     warning = str(verified.pairs)
     advice = f"; `reasonrag pairs {run}` derives pairs without any" if warning else ""
