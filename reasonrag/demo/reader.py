@@ -30,7 +30,7 @@ from reasonrag.core.models import ModelAddress
 from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.formats.base import Stage, last_tag
-from reasonrag.formats.reasonrag import ECHOES, View, read
+from reasonrag.formats.reasonrag import ECHOES, OPENINGS, View, read
 from reasonrag.llm.base import Sampling
 
 _WORD = re.compile(r"\w+(?:['’.&-]\w+)*")
@@ -243,11 +243,7 @@ def _options(question: str) -> tuple[str, ...]:
 
 Scored = tuple[str, float]
 
-_TEMPLATES = {
-    "query": "So the next query is <query>{}</query>",
-    "evidence": "Based on the query, the relevant evidence is <evidence>{}</evidence>",
-    "answer": "So the answer is <answer>{}</answer>",
-}
+_OPENINGS = {"query": "So the next query is <query>", **OPENINGS}
 _STOPS = (("</query>", "</answer>"), ("</evidence>",), ("</answer>",))
 _LINKS, _PLAIN = stem_set(_WORDS["links"]), stem_set(_WORDS["plain"])
 _SAME = re.compile(r"\b(?:same|share[sd]?|common)\b", re.IGNORECASE)
@@ -307,7 +303,7 @@ class _Reader:
         self._queries: list[str] = []
         self._evidence: list[str] = []
         for thought in view.thoughts:
-            tag, body = last_tag(thought, tuple(_TEMPLATES)) or ("evidence", thought)
+            tag, body = last_tag(thought, tuple(_OPENINGS)) or ("evidence", thought)
             if tag == "query":
                 self._queries.append(body)
             elif tag == "evidence" and body.lower().rstrip(".") != "none":
@@ -329,7 +325,7 @@ class _Reader:
 
     def _say(self, kind: str, body: str) -> str:
         body = quotable(body) or "unknown"
-        return _TEMPLATES[kind].format(f'"{body}"' if body in ECHOES else body)
+        return _OPENINGS[kind] + (f'"{body}"' if body in ECHOES else body) + f"</{kind}>"
 
     def _choose(self, scored: Sequence[Scored]) -> str:
         return scored[self._index([score for _, score in scored])][0]

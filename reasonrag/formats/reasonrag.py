@@ -26,7 +26,7 @@ from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage, chat
 _TAGS = ("query", "evidence", "answer")
 _ALLOWED = {Stage.REASONING: ("query", "answer"), Stage.GROUNDING: ("evidence",)}
 # The last line of these steps as the default prompts ask for it, up to what the policy writes in its tag.
-_OPENINGS = {
+OPENINGS = {
     "evidence": "Based on the query, the relevant evidence is <evidence>",
     "answer": "So the answer is <answer>",
 }
@@ -55,7 +55,7 @@ class ReasonRAGFormat(InstructedFormat):
     def __init__(self, *args: Any, open_tags: bool = False, **options: Any) -> None:
         """Read the instructions as the base class does."""
         super().__init__(*args, **options)
-        self.openings = _OPENINGS if open_tags else {}
+        self.openings = OPENINGS if open_tags else {}
 
     @property
     def fingerprint(self) -> str:
@@ -175,7 +175,7 @@ def read(prompt: Prompt) -> View:
     if not question.startswith("Question: "):
         raise ValueError("not a prompt of the reasonrag format: its last message does not open with 'Question: '")
     turn = [line for line in prompt.prefix.split("\n") if line.strip()]
-    if turn and prompt.prefix not in _OPENINGS.values():
+    if turn and prompt.prefix not in OPENINGS.values():
         lines += ["Turn:", *turn]
     # Thoughts end at the documents or at the empty line before an instruction; none of them is empty.
     thoughts = list(itertools.takewhile(lambda line: line not in ("Documents:", ""), lines))
