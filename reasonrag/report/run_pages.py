@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,13 +32,8 @@ def write_run_pages(run: Path, out: Path) -> Path:
     # Evenly spaced: the first 500 questions of a data set may be of one kind.
     step = math.ceil(((summary.get("questions") or {}).get("finished") or 1) / _MOST_PAGES)
 
-    def pages() -> Iterator[Page]:
-        for place, tree in enumerate(read_trees(run)):
-            if place % step == 0:
-                yield _page(tree)
-
     with reading(run), open_site(out) as site:
-        site.write_pages("tree.html.j2", pages())
+        site.write_pages("tree.html.j2", map(_page, islice(read_trees(run), 0, None, step)))
         return site.write_index("run.html.j2", summary=summary, step=step, settings=dump(config))
 
 

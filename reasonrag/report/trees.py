@@ -52,8 +52,7 @@ class QuestionTree:
         """Return `[N]` the searches on the path to each node, its own step included."""
         searches: list[int] = []
         for row in self.nodes:  # parents come before their children
-            before = searches[row["parent_id"]] if searches else 0
-            searches.append(before + (row["action"] == "query"))
+            searches.append((searches[row["parent_id"]] if searches else 0) + (row["action"] == "query"))
         return searches
 
     @property
