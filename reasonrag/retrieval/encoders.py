@@ -43,13 +43,8 @@ _LONGEST = 512  # tokens of a text, for a model that does not limit them
 _DECIDING = ["*.safetensors", "*.json", "*.txt", "*.model", "*.py", "[0-9]*_*/*"]
 # Among them, files that a model on the Hub and a copy of it may have differently.
 _IGNORED = (
-    "requirements*.txt",
-    "*data_config.json",
-    "*generation_config.json",
-    "train*",
-    "eval*",
-    "README*",
-    "LICENSE*",
+    *("requirements*.txt", "*data_config.json", "*generation_config.json"),
+    *("train*", "eval*", "README*", "LICENSE*"),
 )
 
 

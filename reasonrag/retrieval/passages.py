@@ -101,9 +101,8 @@ class FileCorpus:
             raw = path.read_bytes()
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-        is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         try:
-            text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
+            text = raw.decode("utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig")
         except UnicodeDecodeError:
             log.warning("a text is not UTF-8; it is read as Windows-1252", file=path.name)
             text = raw.decode("cp1252", "replace")
@@ -189,13 +188,13 @@ def _open_hub(spec: str, *, name: str | None = None, total: int | None = None) -
     import huggingface_hub
 
     try:
-        downloaded = huggingface_hub.hf_hub_download(repository, file, repo_type="dataset", revision=revision)
+        # .../snapshots/COMMIT/FILE
+        path = Path(huggingface_hub.hf_hub_download(repository, file, repo_type="dataset", revision=revision))
     except Exception as error:  # several libraries raise their own types
         raise DataError(
             f"corpus {quoted(spec)} has to be fetched from the Hub, which cannot be used ({type(error).__name__}: "
             f"{quoted(error)}); download it and give the file, set HF_HUB_OFFLINE=1 to read a cached copy, or try again"
         ) from error
-    path = Path(downloaded)  # .../snapshots/COMMIT/FILE
     commit = f"{path.parts[-1 - len(Path(file).parts)]}:{file}"
     return FileCorpus(name or f"hub:{repository}@{commit}", [path], commit=commit, total=total)
 
