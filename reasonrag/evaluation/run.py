@@ -207,8 +207,7 @@ class Evaluation:
             ConfigError, RunError, LLMError, RetrievalError: a model, a retriever or the folder cannot be
                 used, or too few of a policy's first steps can be read.
         """
-        results = self.run_policies(show)
-        metrics = summarize(results, self.questions, rules=self.rules)
+        metrics = summarize(self.run_policies(show), self.questions, rules=self.rules)
         write_report(metrics, self.out)
         write_json(self.out / "metrics.json", metrics)  # last: if it is there, everything else is there too
         return metrics
@@ -324,8 +323,7 @@ class Evaluation:
             stopped=lambda: self._draining,
             stall_s=config.stall_s,
         )
-        tried = len(outcome.failures) + outcome.ends.total()
-        if self._draining and tried < len(self.questions):
+        if self._draining and len(outcome.failures) + outcome.ends.total() < len(self.questions):
             raise Interrupted("the evaluation was stopped; everything paid for is kept")
         for index in sorted(waiting):  # they wait for questions that were never tried
             if row := waiting[index]:

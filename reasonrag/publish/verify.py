@@ -78,9 +78,7 @@ class Verified:
 
     def refuse_grave(self) -> None:
         """Raise DataError with the first problem that is more than a warning, if there is any."""
-        grave: list[str] = []
-        for what, check in self.checks.items():
-            grave += check.problems if what not in _WARNINGS else ()
+        grave = [problem for what, check in self.checks.items() if what not in _WARNINGS for problem in check.problems]
         if grave:
             more = f" (and {len(grave) - 1} more problems; `reasonrag verify` lists them)" if grave[1:] else ""
             raise DataError(f"{grave[0]}{more}")

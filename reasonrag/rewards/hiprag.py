@@ -145,13 +145,12 @@ def _keys(blocks: Sequence[Block]) -> list[Block]:
     """Return the texts that the flag of each step depends on; a search that concludes nothing has no conclusion."""
     keys, before = [], ""
     for block in blocks:
-        conclusion = block.conclusion
-        if block.is_search:
-            said = "" if concludes_nothing(conclusion, before) else conclusion
-            keys.append(Block(query=one_line(block.query or ""), conclusion=said))
+        if block.query is None:
+            keys.append(Block(block.reasoning, conclusion=block.conclusion))
         else:
-            keys.append(Block(block.reasoning, conclusion=conclusion))
-        before = conclusion
+            said = "" if concludes_nothing(block.conclusion, before) else block.conclusion
+            keys.append(Block(query=one_line(block.query), conclusion=said))
+        before = block.conclusion
     return keys
 
 
