@@ -38,18 +38,7 @@ from reasonrag.evaluation.summary import Outcome, PolicyResult, Setting, asked_d
 from reasonrag.evaluation.tables import write_report
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.llm.base import LLM, Caller, StepScorer, caller
-from reasonrag.pipeline.parts import (
-    Parts,
-    as_served,
-    check,
-    check_llm,
-    contents,
-    open_engine,
-    open_llm,
-    open_questions,
-    open_retriever,
-    open_step_scorer,
-)
+from reasonrag.pipeline import parts
 from reasonrag.pipeline.tables import count_calls
 from reasonrag.pipeline.work import Count, Progress, work_through
 from reasonrag.rewards.answers import check_gradable, check_outcome, open_outcome
@@ -121,15 +110,15 @@ class Evaluation:
         """
         check_names(configs)
         # A server names its model; its card has the prompts that the model was trained with.
-        configs = {name: as_served(config, out / name, asked=["policy"]) for name, config in configs.items()}
+        configs = {name: parts.as_served(config, out / name, asked=["policy"]) for name, config in configs.items()}
         for config in configs.values():  # check all of them before the first call is paid for
-            check_llm(config.policy, "policy")
+            parts.check_llm(config.policy, "policy")
         first = next(iter(configs.values()))
         self.judged = tuple(judged) or ("outcome",) * bool(first.outcome.verdicts)
         if self.judged:
-            check_llm(first.judge.llm, "judge")
+            parts.check_llm(first.judge.llm, "judge")
             with contextlib.suppress(LLMError):  # found before the first call, or waited for by one that had begun
-                first = as_served(first, asked=["judge"])
+                first = parts.as_served(first, asked=["judge"])
             configs = {name: config.model_copy(update={"judge": first.judge}) for name, config in configs.items()}
             for config in configs.values():
                 check_judged(self.judged, PromptSet.find(config.format.prompts))
@@ -148,9 +137,9 @@ class Evaluation:
                     f"policies {next(iter(configs))} and {name} differ in seed, questions, corpus or outcome; give "
                     "them the same"
                 )
-        self.questions = questions if questions is not None else open_questions(first)
+        self.questions = questions if questions is not None else parts.open_questions(first)
         check_gradable(first.outcome, self.questions)
-        self.retriever = open_retriever(first, self.questions)
+        self.retriever = parts.open_retriever(first, self.questions)
         settings = [config for points in self.points.values() for _, config in points]
         self.progress = Progress(len(self.questions) * len(settings), part="steps")
         self.progress.planned = len(self.questions) * sum(map(_most_steps, settings))
@@ -225,8 +214,8 @@ class Evaluation:
             try:
                 name, points = next(iter(self.points.items()))
                 if self.judged:
-                    self._judge = open_llm(points[0][1].judge.llm, "judge")
-                self._scorer = open_step_scorer(points[0][1], self._formats[name])
+                    self._judge = parts.open_llm(points[0][1].judge.llm, "judge")
+                self._scorer = parts.open_step_scorer(points[0][1], self._formats[name])
                 return [self._run_policy(runner, name, show) for name in self.points]
             finally:
                 for part in (self._judge, self._scorer, self.retriever):
@@ -235,8 +224,8 @@ class Evaluation:
 
     def _run_policy(self, runner: asyncio.Runner, name: str, show: Show | None) -> PolicyResult:
         config = self.points[name][0][1]
-        llm = open_llm(config.policy, "policy")
-        content = contents(self.questions, self.retriever, self._formats[name], llm)
+        llm = parts.open_llm(config.policy, "policy")
+        content = parts.contents(self.questions, self.retriever, self._formats[name], llm)
         if self._scorer is not None:
             content["prm"] = self._scorer.name
         varying = [*_SWEPT, *(setting for setting in identity(config) if setting.startswith(_TREE_SETTINGS))]
@@ -256,19 +245,19 @@ class Evaluation:
     async def _run_settings(self, name: str, llm: LLM, folder: RunFolder, show: Show | None) -> PolicyResult:
         config, format = folder.config, self._formats[name]
         # The judge's replies go to the journal of the policy that they are about.
-        parts = Parts(self.questions, self.retriever, format, llm, self._judge, {})
-        policy, judge, retriever = parts.journaled(self.progress, folder.journal, config)
+        opened = parts.Parts(self.questions, self.retriever, format, llm, self._judge, {})
+        policy, judge, retriever = opened.journaled(self.progress, folder.journal, config)
         outcome = open_outcome(config.outcome, judge) if self.graded else None
         examiner = Examiner(judge, policy, self.judged, outcome)
         async with show(self) if show else contextlib.nullcontext():
             before = folder.facts().get("served")
-            served = await check(parts, begun=folder.begun, before=before, wait_s=config.run.wait_s)
+            served = await parts.check(opened, begun=folder.begun, before=before, wait_s=config.run.wait_s)
             folder.bind()
             folder.keep_served(served | code_of(config.model_dump(mode="json")))
             outcomes = []
             for setting, at_setting in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"
-                engine = open_engine(at_setting, policy, retriever, format, self._scorer)
+                engine = parts.open_engine(at_setting, policy, retriever, format, self._scorer)
                 outcomes.append(await self._run_setting(setting, at_setting, engine, examiner, folder))
         judged = examiner.describe() if judge or outcome else None
         return PolicyResult(name, config, folder.content, outcomes, count_calls(folder.journal, config), judged)
