@@ -14,17 +14,7 @@ import aiohttp
 import structlog
 from yarl import URL
 
-from reasonrag.core.calls import (
-    TOKEN_ENV,
-    Addresses,
-    Unavailable,
-    about_key,
-    bearer_header,
-    check_url,
-    exchange,
-    is_transient,
-    parse_retry_after,
-)
+from reasonrag.core import calls
 from reasonrag.core.errors import RetrievalError
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage, as_finite
@@ -79,11 +69,11 @@ class RemoteRetriever:
         urls = [urls] if isinstance(urls, str) else urls
         for url in urls:
             # A password in the address is sent as HTTP's basic authentication.
-            check_url(url, example="http://host:8000", allow_password=True)
+            calls.check_url(url, example="http://host:8000", allow_password=True)
         self.fingerprint = hashlib.sha256(f"remote:{identity}".encode()).hexdigest()[:16]
         self.name = f"the retrieval server{'s' if len(urls) > 1 else ''}"
         self._timeout_s = timeout_s
-        self._addresses = Addresses(
+        self._addresses = calls.Addresses(
             urls,
             _CONCURRENCY,
             name=self.name,
@@ -93,7 +83,7 @@ class RemoteRetriever:
             patience_s=deadline_s,
         )
         self.slots = self._addresses.slots
-        self._headers = bearer_header(os.environ.get(TOKEN_ENV), f"the token in {TOKEN_ENV}")
+        self._headers = calls.bearer_header(os.environ.get(calls.TOKEN_ENV), f"the token in {calls.TOKEN_ENV}")
         self._session: aiohttp.ClientSession | None = None
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
@@ -119,11 +109,10 @@ class RemoteRetriever:
         asked = (self._request([PROBE], 3, None, address.url, _CHECK_TIMEOUT_S) for address in self._addresses.all)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, Unavailable):
+            if isinstance(answer, BaseException) and not isinstance(answer, calls.Unavailable):
                 raise answer
-        found = [
-            short_hash([passage.contents for passage in answer[0]]) for answer in answers if isinstance(answer, list)
-        ]
+        rankings = (answer[0] for answer in answers if isinstance(answer, list))
+        found = [short_hash([passage.contents for passage in ranking]) for ranking in rankings]
         if not found:
             problem = f"no answer from {self.name}: {'; '.join(map(str, answers))}; start it, or correct its address"
             raise RetrievalError(problem, cause="unreachable")
@@ -145,14 +134,14 @@ class RemoteRetriever:
         most_bytes = _MOST_BYTES + len(queries) * top_k * _MOST_BYTES_A_PASSAGE
         limits = min(self._timeout_s, left_s), most_bytes, "connection"
         payload = {"queries": queries, "topk": top_k, "return_scores": True}
-        reply, body = await exchange(self._session, "POST", str(endpoint), *limits, json=payload)
+        reply, body = await calls.exchange(self._session, "POST", str(endpoint), *limits, json=payload)
         status, server = reply.status, f"{endpoint.host}:{endpoint.port}"  # a URL may contain a password
         cause = f"http_{status}"
-        if is_transient(status):
-            wait_s = parse_retry_after(reply.headers.get("Retry-After"))
-            raise Unavailable(f"{server} answers HTTP {status}", cause=cause, status=status, retry_after_s=wait_s)
+        if calls.is_transient(status):
+            wait_s = calls.parse_retry_after(reply.headers.get("Retry-After"))
+            raise calls.Unavailable(f"{server} answers HTTP {status}", cause=cause, status=status, retry_after_s=wait_s)
         if status != 200:
-            key = about_key(status, bool(self._headers), TOKEN_ENV)
+            key = calls.about_key(status, bool(self._headers), calls.TOKEN_ENV)
             quoted = body.decode(errors="replace")
             raise RetrievalError(f"{server} refuses: HTTP {status}{key}", quoting=quoted, cause=cause)
         rankings = _rankings(body)
@@ -170,7 +159,7 @@ def _rankings(body: bytes) -> list[Ranking]:
         return [tuple(filter(None, map(_passage, result))) for result in results]
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         # A proxy's HTML page with status 200, or a truncated body: another attempt may succeed.
-        raise Unavailable("the reply is not a list of rankings", cause="unreadable") from None
+        raise calls.Unavailable("the reply is not a list of rankings", cause="unreadable") from None
 
 
 def _passage(item: Mapping[str, Any]) -> Passage | None:
