@@ -159,15 +159,9 @@ def path(world: Knowledge, fields: Fields, question: Question) -> Verdict:
 
     def wrong(generator: Random) -> str:
         while True:
-            planned = generator.randint(0, 4)
-            drawn = PathScores(
-                generator.choice(PLANNER_SCORES),
-                planned,
-                generator.randint(0, planned),
-                generator.randint(0, len(reference)),
-                generator.choice(ACCURACY_SCORES),
-                generator.choice(REASONING_SCORES),
-            )
+            planned, planner = generator.randint(0, 4), generator.choice(PLANNER_SCORES)
+            steps = planned, generator.randint(0, planned), generator.randint(0, len(reference))
+            drawn = PathScores(planner, *steps, generator.choice(ACCURACY_SCORES), generator.choice(REASONING_SCORES))
             if drawn != scores:
                 return json.dumps(asdict(drawn))
 

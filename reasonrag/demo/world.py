@@ -138,8 +138,7 @@ class Part:
         for name, kind in kinds.items():
             facts[name] = {}
             for relation in relations_of(kind):
-                target = relation.target
-                values = target if isinstance(target, tuple) else chosen[target]
+                values = relation.target if isinstance(relation.target, tuple) else chosen[relation.target]
                 facts[name][relation.key] = generator.choice([value for value in values if value != name])
         return cls(kinds, facts)
 
