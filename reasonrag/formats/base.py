@@ -143,9 +143,8 @@ class PromptSet:
         Raises:
             ConfigError: the set has no such text, or it holds a secret.
         """
-        path = self.folder / f"{name}.txt"
         try:
-            text = path.read_text(encoding="utf-8").strip()
+            text = (self.folder / f"{name}.txt").read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"prompt set {self.folder.name!r} has no readable {name}.txt ({error.__class__.__name__}); "
