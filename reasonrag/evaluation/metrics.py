@@ -341,7 +341,6 @@ def trajectory_row(attempt: Attempt, values: dict[str, Value]) -> Row:
 
 def _musique_hops(question: Question) -> int | None:
     for text in (question.id, question.metadata.get("id"), question.metadata.get("type")):
-        match = _MUSIQUE.match(text) if isinstance(text, str) else None
-        if match:
+        if isinstance(text, str) and (match := _MUSIQUE.match(text)):
             return int(match[1])
     return None

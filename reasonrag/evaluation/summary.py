@@ -124,13 +124,12 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         settings[result.name].append({"name": name, **asdict(outcome.setting)})
         here = {"policy": result.name, "setting": name}
         metrics: Metrics = {**here}
+        names = [metric.name for metric in _computed(result)]
         for by, of_by in groups.items():
             metrics[by] = {}
             for group, members in of_by.items():
                 means = intervals[by][group]
-                metrics[by][group] = {
-                    metric.name: means["mean", result.name, point, metric.name] for metric in _computed(result)
-                }
+                metrics[by][group] = {name: means["mean", result.name, point, name] for name in names}
                 if group:
                     metrics[by][group]["questions"] = len(members)
         scored, total = outcome.ends.total(), len(outcome.values)
