@@ -119,10 +119,10 @@ class BM25Retriever(LocalRetriever):
         loaded = bm25s.BM25.load(index.part("bm25"), mmap=True, show_progress=False)
         self._word_ids: dict[str, int] = loaded.vocab_dict
         # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
-        data, rows, starts = (np.asarray(loaded.scores[name]) for name in ("data", "indices", "indptr"))
-        self._data: NDArray[np.float32] = data  # what each posting adds to a score, by word
-        self._rows: NDArray[np.int32] = rows  # the passage of each posting
-        self._starts: NDArray[np.int64] = starts  # [words + 1] where the postings of a word begin
+        # What each posting adds to a score, by word; the passage of each; [words + 1] where those of a word begin.
+        self._data: NDArray[np.float32] = np.asarray(loaded.scores["data"])
+        self._rows: NDArray[np.int32] = np.asarray(loaded.scores["indices"])
+        self._starts: NDArray[np.int64] = np.asarray(loaded.scores["indptr"])
         # Of the ranges; in the type of the rows, or each search would copy those.
         self._edges = np.append(np.arange(0, len(self._passages), self._range), len(self._passages)).astype(np.int32)
 
