@@ -161,6 +161,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         results: list[Result] = []
         failure: Exception | None = None
         wait(self.begun.values())  # rollouts that are under way have the weights that they began with
+        if self.begun and self._was_away():
+            self.begun.clear()
         try:
             # A reward with a model of its own may switch gradients off, for ever.
             with self._current_weights(step), torch.set_grad_enabled(torch.is_grad_enabled()):
@@ -168,19 +170,21 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         except Exception as error:  # of any kind: the other processes wait for this one
             failure = error
         message = one_line(f"{type(failure).__name__}: {failure}")[:500] if failure else None
-        is_lost = self.rollouts.weights is not None and self._engine_returns() != self.returns
-        reports = gather_object([(message, is_lost)])
-        if failures := [text for text, _ in reports if text is not None]:
+        if failures := [text for text in gather_object([message]) if text is not None]:
             # A checkpoint, unless the step has one or a batch of rollouts is only partly used.
             exists = gather_object([(Path(self.args.output_dir) / f"checkpoint-{step}").exists()])[0]
             if step and step % self.batch_steps == 0 and not exists:
                 self._save_checkpoint(self.model, trial=None)
             raise failure or RunError(f"another process of this training run failed ({failures[0]})")
-        if any(lost for _, lost in reports):
+        return self.run_everywhere(work, step=step) if self._was_away() else results[0]
+
+    def _was_away(self) -> bool:
+        """Return whether the server was away since it got the weights, as any process saw it; it gets them again."""
+        is_away = self.rollouts.weights is not None and self._engine_returns() != self.returns
+        if is_lost := any(gather_object([is_away])):
             log.warning("the server was away: pushing the weights again and repeating these rollouts")
             self.pushed = None
-            return self.run_everywhere(work, step=step)
-        return results[0]
+        return is_lost
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Return TRL's tensors of a new batch with the advantage of each row, or of each token.
@@ -495,7 +499,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         found = [entry[_DIFFERENCE] for entry in state.log_history if _DIFFERENCE in entry]
         # At the first step the server has the weights that it was started with.
         drifts = len(found) > 1 and found[-1] > max(_DRIFT * found[0], _SMALL) >= found[-2]
-        if drifts and not self.trainer.settings.rollout.ahead:
+        if drifts and _DIFFERENCE in state.log_history[-1] and not self.trainer.settings.rollout.ahead:
             log.warning("the server's log-probabilities drift from the trainer's; see docs/online.md", nats=found[-1])
 
     def _validate(self, args: Any, step: int) -> None:

@@ -259,13 +259,16 @@ def test_a_server_of_another_model_is_refused_before_the_first_rollout(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_server_that_was_started_anew_gets_the_weights_again_and_its_rollouts_are_not_used(tmp_path):
-    with made(settings(method="full", **EXACT), tmp_path / "out") as trainer:
+@pytest.mark.parametrize("ahead", [False, True], ids=["in its batch", "while a batch is made ahead"])
+def test_a_server_that_was_started_anew_gets_the_weights_again_and_its_rollouts_are_not_used(ahead, tmp_path):
+    with FakeOpenAI(models=None) as server, ExitStack() as stack:
+        served = {"rollout__url": server.base_url, "rollout__ahead": True} if ahead else {}
+        trainer = stack.enter_context(made(settings(method="full", **EXACT, **served), tmp_path / "out"))
         llm = loaded(model_path("demo:search_r1"), batch_size=16, device="cpu", dtype="float32")
         sync, complete = Copied(llm, 0), llm.complete
 
         async def restarts(*args):
-            if sync.version == 2 and not llm.slots.returns:
+            if (trainer.begun if ahead else sync.version == 2) and not llm.slots.returns:
                 llm.model.load_state_dict(sync.sent[0], strict=False)
                 llm.slots.returns += 1
             return await complete(*args)
@@ -275,7 +278,7 @@ def test_a_server_that_was_started_anew_gets_the_weights_again_and_its_rollouts_
         trainer.rollouts = replace(trainer.rollouts, local=None, weights=sync)
         with structlog.testing.capture_logs() as logs:
             trainer.train()
-        assert sync.version == 3 and max(differences(trainer)) < 1e-3
+        assert sync.version == (2 if ahead else 3) and max(differences(trainer)) < 1e-3
         assert [log["event"][:20] for log in logs if log["log_level"] == "warning"] == ["the server was away:"]
         asyncio.run(llm.aclose())
 
