@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ def open_retriever(config: Config, questions: list[Question]) -> QueryRetriever:
     elif shutil.which(command[0]) is None:
         raise ConfigError(f"retrieval.backend.command: there is no command {command[0]!r} on this machine")
     request = options.get("request", {"query": "{query}"})
+    # It logs a traceback for each line of a log that a server prints between its replies.
+    logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
     sessions: list[_Session] = []
 
     async def find(query: str, top_k: int) -> Sequence[Passage]:

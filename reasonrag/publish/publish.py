@@ -18,6 +18,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import structlog
+
 from reasonrag.core.config import POLICY_CARD, Config, PolicyCard
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.models import BACKENDS
@@ -369,6 +371,10 @@ def _place_model_file(source: Path, target: Path) -> None:
         names = {key: without_places(settings[key]) for key in _SOURCE_KEYS if key in settings}
         # Linked if nothing differs: the published bytes are the evaluated ones.
         if settings | names != settings:
+            if source.name == _ADAPTER:
+                base = names["base_model_name_or_path"]
+                line = "the adapter's base is a folder of this machine, which readers lack; publish what --merge makes"
+                structlog.get_logger().warning(line, base=base)
             write_json(target, settings | names)
             return
     place(source, target)

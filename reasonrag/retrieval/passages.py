@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import hashlib
 import json
 import mmap
@@ -79,6 +80,7 @@ class FileCorpus:
         if self.commit:
             return self.commit
         try:
+            self._before  # noqa: B018 -- computed once
             digests = [size_and_digest(path)[1] for path in self.files]
         except OSError as error:
             raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from None
@@ -87,13 +89,21 @@ class FileCorpus:
         names = [path.relative_to(self.folder).as_posix() for path in self.files]
         return hashlib.sha256(json.dumps([names, digests]).encode()).hexdigest()
 
+    def _times(self) -> list[tuple[int, int]]:
+        return [(at.st_size, at.st_mtime_ns) for at in map(Path.stat, self.files)]
+
+    _before = functools.cached_property(_times)
+
     def rows(self) -> Iterator[NumberedRow]:
-        rows_before = 0
+        """Yield all rows; raise DataError if a file has changed since `checksum`, as one that grows."""
+        rows_before, before = 0, self._before
         for path in self.files:
             number = 0
             for number, row in self._text(path) if path.name.lower().endswith(_TEXTS) else raw_rows(path):
                 yield rows_before + number, row
             rows_before += number
+        if self._times() != before:
+            raise DataError(f"{self.name} changed while it was read; run the command again once it is whole")
 
     def _text(self, path: Path) -> Iterator[NumberedRow]:
         """Yield {"id", "title", "text"} of a text in UTF-8, in UTF-16 with its mark, or else in Windows-1252."""
@@ -203,7 +213,7 @@ def passage_contents(row: Mapping[str, Any]) -> str | None:
     """Return the `contents` of a passage, else its `title` and `text` joined, or None without a text."""
     contents, title, text = row.get("contents"), row.get("title"), row.get("text")
     if not isinstance(contents, str) and isinstance(text, str) and text.strip():
-        contents = f"{one_line(str(title))}\n{text}" if isinstance(title, str | int) else text
+        contents = f"{one_line(str(title))}\n{text}" if isinstance(title, str | int) and str(title).strip() else text
     return valid_unicode(contents) if isinstance(contents, str) and contents.strip() else None
 
 

@@ -153,13 +153,13 @@ class RemoteRetriever:
 
 def _rankings(body: bytes) -> list[Ranking]:
     try:
-        results = json.loads(body.decode(errors="replace"))["result"]
+        results = json.loads(body.decode())["result"]
         if not all(isinstance(result, list) for result in [results, *results]):
             raise TypeError
         return [tuple(filter(None, map(_passage, result))) for result in results]
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         # A proxy's HTML page with status 200, or a truncated body: another attempt may succeed.
-        raise calls.Unavailable("the reply is not a list of rankings", cause="unreadable") from None
+        raise calls.Unavailable("the reply is not a list of rankings in UTF-8", cause="unreadable") from None
 
 
 def _passage(item: Mapping[str, Any]) -> Passage | None:

@@ -36,6 +36,7 @@ from typing import Any, Generic, TypeVar
 from reasonrag.core.config import PolicyCard, copy_card
 from reasonrag.core.errors import ConfigError, DataError, InputError, Interrupted, RunError, check_limits
 from reasonrag.core.plots import Line, Panel
+from reasonrag.core.plugins import code_of
 from reasonrag.core.settings import COMMIT, Section, identity, nearest
 from reasonrag.core.text import map_texts
 from reasonrag.core.types import as_finite
@@ -318,6 +319,7 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
         self._identity: dict[str, Any] = {}
         self._checkpoint: Path | None = None  # from which the run resumes
         self._stack = contextlib.ExitStack()
+        self._place = 0  # the inode of `out`, which another process may move
 
     def __exit__(self, *raised: Any) -> None:
         self._stack.__exit__(*raised)
@@ -379,6 +381,7 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
         folder = TrainingFolder(self.out)
         self._stack.enter_context(folder.locked())
         (self.out / CHECKPOINTS).mkdir(exist_ok=True)
+        self._place = self.out.stat().st_ino
         folder.check_same(self._identity, defaults)
         if (summary := finished(self.out)) is not None:
             check_trained(self.out)
@@ -446,7 +449,15 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
         trainer.remove_callback(PrinterCallback)
         return trainer
 
+    def _check_place(self) -> None:
+        if self._place and not (self.out.exists() and self._place == self.out.stat().st_ino):
+            raise RunError(
+                f"{self.out} was deleted or replaced while this training wrote to it; the same command goes on from "
+                "its checkpoints, if --out names the folder that has them"
+            )
+
     def _complete_checkpoint(self, checkpoint: Path, seconds: float) -> None:
+        self._check_place()
         self.write_card(checkpoint)  # so that the checkpoint can be evaluated as it is
         mark_complete(checkpoint, seconds=seconds)
 
@@ -466,6 +477,9 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
                 folder.check_same(self._identity, type(self.settings)())
             # Only now, as settings that TRL or peft refuse must not take the folder.
             folder.bind(self.settings, self._identity)
+            folder.keep_served(code_of(self.settings.model_dump(mode="json")))
+            if (precision := trainer.accelerator.mixed_precision) != "no":
+                self.log(f"mixed precision: {precision}, as trainer.{precision} or ACCELERATE_MIXED_PRECISION says")
             trainer.add_callback(PrintProgress(self.log))
         self._stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(choose_threads(trainer.model))
@@ -497,6 +511,7 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
 
     def save(self, trainer: Any, **more: Any) -> None:
         """Write the policy, and on the first process all other files, `training.json` last, with `more` in it."""
+        self._check_place()
         save_policy(trainer, self.out)  # all processes hold parts of the weights
         if self._data is not None:
             import torch
@@ -519,6 +534,7 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
                 data={**self._data.facts, "rows": rows},
                 device=torch.cuda.get_device_name() if arguments.device.type == "cuda" else str(arguments.device),
                 processes=arguments.world_size,
+                mixed_precision=trainer.accelerator.mixed_precision,
                 **more,
             )
             self.summary["files"] = written_files(self.out)

@@ -22,7 +22,7 @@ from tests.online_rl import toys
 from tests.online_rl.toys import ROOT, child, farthest, logged, quietly, rollouts, settings, weights
 
 TOYS = "tests.online_rl.toys"
-SMALL = {"rollout__questions_per_step": 2, "per_device_train_batch_size": 8, "reward__name": f"{TOYS}:OwnReward"}
+SMALL = {"rollout__questions_per_step": 2, "per_device_train_batch_size": 8, "reward__name": f"python:{TOYS}:OwnReward"}
 LONG = SMALL | {"max_steps": 4, "save_steps": 2, "validation__steps": 2, "validation__limit": 6}
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
@@ -52,6 +52,9 @@ def test_the_folder_holds_the_policy_and_the_best_one_and_no_pickle(whole):
     asyncio.run(policy.aclose())
     assert not [path for path in out.iterdir() if path.name.startswith(".best")]
     assert sorted(path.name for path in (out / "rollouts").iterdir()) == [f"step-{n:06d}.parquet" for n in range(1, 5)]
+    assert (
+        "code" in read_json(out / "checkpoints/identity.json")["served"]
+    )  # of the reward, which a resumed run compares
     assert summary["best"]["step"] in (0, 2, 4)
     assert checkpoint_problem(out / "best") == ""
 

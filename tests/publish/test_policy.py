@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from structlog.testing import capture_logs
 
 from reasonrag.core.errors import ConfigError, DataError, InputError
 from reasonrag.llm.model_folder import model_checksum
@@ -48,8 +49,9 @@ def test_an_adapter_names_its_model_and_a_place_on_this_machine_is_left_out(tmp_
     base = tmp_path / "models/mine"
     base.mkdir(parents=True)
     path = write_policy(tmp_path / "policy", adapter=True, base=str(base))
-    found = staged(path, public=True, licence="mit")
-    assert found.findings == []
+    with capture_logs() as logs:
+        found = staged(path, public=True, licence="mit")
+    assert found.findings == [] and "which readers lack; publish what --merge makes" in logs[0]["event"]
     held = json.loads((found.upload.folder / "adapter_config.json").read_text())
     assert held == {"base_model_name_or_path": "mine", "peft_type": "LORA"}
     data = card_of(found).data.to_dict()

@@ -87,6 +87,18 @@ def test_a_table_that_cannot_be_read_as_it_was_meant_is_refused(tmp_path: Path, 
         list(open_corpus(str(tmp_path / "a.csv")).rows())
 
 
+def test_a_corpus_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    corpus = open_corpus(str(tmp_path / "a.jsonl"))
+    corpus.checksum()
+    rows = corpus.rows()
+    next(rows)
+    with (tmp_path / "a.jsonl").open("ab") as file:
+        file.write(LINES)
+    with pytest.raises(DataError, match=r"a\.jsonl changed while it was read"):
+        list(rows)
+
+
 def test_a_tar_archive_of_several_files_is_never_read_in_part(tmp_path: Path) -> None:
     (tmp_path / "two.jsonl.gz").write_bytes(gzip.compress(tar("one.jsonl", LINES, "two.jsonl")))
     with pytest.raises(DataError, match="a tar archive of several files, of which one would be read; unpack it"):

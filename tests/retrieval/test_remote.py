@@ -94,8 +94,9 @@ def test_documents_without_contents_or_id_are_understood(server: StubRetriever) 
         reply({"result": [[{"document": {"id": "1"}}]]}),
         reply({"result": [{}]}),
         reply({"result": {"a": []}}),
+        Answer(200, b'{"result": [[{"document": {"id": "1", "contents": "M\xfcller"}}]]}'),
     ],
-    ids=["503", "429", "500", "dropped", "cut", "html", "no result", "no contents", "no ranking", "no list"],
+    ids=["503", "429", "500", "dropped", "cut", "html", "no result", "no contents", "no ranking", "no list", "Latin-1"],
 )
 def test_a_passing_fault_is_retried(server: StubRetriever, fault: Fault) -> None:
     server.script = in_turn(fault, fault)

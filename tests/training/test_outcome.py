@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.publish.verify import verify
@@ -123,6 +123,26 @@ def test_an_adapter_whose_model_is_gone_says_so(adapter, tmp_path):
     with pytest.raises(ConfigError, match="/no/such/model"):
         merge_adapter(folder, tmp_path / "merged", chat=ChatTemplate.load(str(folder)))
     assert not (tmp_path / "merged").exists()
+
+
+def test_a_training_whose_folder_is_moved_says_so_and_goes_on_there(policy, data, tmp_path):
+    settings = dpo_settings(data, policy, max_steps=4, save_steps=1)
+
+    def move(line):
+        if line.startswith("step 2/") and not (tmp_path / "moved").exists():
+            (tmp_path / "out").rename(tmp_path / "moved")
+
+    with pytest.raises(RunError, match="was deleted or replaced while this training wrote to it"):
+        train(settings, tmp_path / "out", log=move)
+    assert train(settings, tmp_path / "moved", log=move)["steps"] == 4
+
+
+def test_mixed_precision_is_said_and_kept_in_the_summary(policy, data, tmp_path):
+    lines = []
+    summary = train(
+        dpo_settings(data, policy, max_steps=1, **{"trainer.bf16": True}), tmp_path / "out", log=lines.append
+    )
+    assert summary["mixed_precision"] == "bf16" and any("mixed precision: bf16" in line for line in lines)
 
 
 def test_an_adapter_on_other_weights_than_it_was_trained_on_is_no_sound_policy(policy, data, tmp_path, monkeypatch):
