@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from reasonrag.core import event_loop
 from reasonrag.core.config import PRESETS, Config
-from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.errors import ConfigError, Interrupted, RunError
 from reasonrag.core.plots import Line, Panel
 from reasonrag.core.settings import Section, Tree, execution, identity, setting
 from reasonrag.core.table import Table
@@ -149,11 +149,12 @@ class Improvement:
             f"at most {min(calls, self.rounds.budget or calls)} model calls; early ends save most of them"
         )
 
-    def run(self, show: Any = None) -> Stage:
+    def run(self, show: Any = None, stopped_by: Callable[[], int] = lambda: 0) -> Stage:
         """Run the stages that have not finished; return the content of `improve.json`.
 
         Args:
             show: as of `build_trees`; it is entered around evaluations too.
+            stopped_by: returns the signal after which no stage begins, or 0.
 
         Raises:
             Interrupted: Ctrl-C or SIGTERM; everything that has finished is kept.
@@ -176,6 +177,8 @@ class Improvement:
 
             def finish(stage: str, work: Callable[..., Stage], *arguments: Any) -> Stage:
                 if stage not in folder.facts():
+                    if number := stopped_by():
+                        raise Interrupted(number=number)
                     self.log(f"{stage} ...")
                     release_memory()  # of the stage before
                     folder.note(**{stage: work(out / stage, *arguments)})

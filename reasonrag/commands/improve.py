@@ -68,7 +68,7 @@ def improve(out: Path | None, train: str, dry_run: bool, **given: Any) -> None:
             return
         stop, track = Stop(error_console()), open_tracker(config.run.report_to)
         with stop.resumable():
-            summary = improvement.run(lambda work: stop.show(work.progress, work.drain))
+            summary = improvement.run(lambda work: stop.show(work.progress, work.drain), lambda: stop.number)
         track(out, {f"round {row['round']}": row for row in summary["rounds"]})
         mark_finished(out, *command)
     page = (out / "improve.md").read_text(encoding="utf-8").splitlines()

@@ -122,8 +122,10 @@ def tokenise(
         log("kinds of steps to learn: " + ", ".join(f"{count} {kind}" for kind, count in kinds["train"].items()))
     if str(rules):
         log(f"warning: {rules}; all are trained on")
+    if shared := len(rules.shared_texts):
+        log(f"warning: {shared} texts are in both splits: held-out metrics are not of unseen questions")
     if rules.repeats:
-        log(f"warning: {rules.repeats} {noun} repeat another one word for word; all are trained on")
+        log(f"warning: {rules.repeats} {noun} repeat another one word for word; all are kept")
     pairs, encoded = encode([*train, *test], chat)
     step_count = encoded["steps"]
     # As the demo's tokenizer on other texts: sides that differ for a reader may be the same ids.

@@ -93,6 +93,8 @@ class ReasonRAGFormat(InstructedFormat):
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse the last well-formed tag; one that the stage does not allow is `Malformed`. Never raises."""
+        if completion.lstrip().startswith("<think>") and "</think>" not in completion:
+            return Malformed("unclosed_think")  # a stop string ended it within the thought, which is no step
         allowed = ("answer",) if final else _ALLOWED[self.stage(steps)]
         if len(allowed) == 1:
             completion = self.openings.get(allowed[0], "") + completion

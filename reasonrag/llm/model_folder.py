@@ -176,7 +176,27 @@ def adapter_base(folder: Path) -> str | None:
                     f"{file}: a pattern of {name} repeats a group, or more than {_MOST_REPEATS} parts, which may never "
                     "end; name the modules"
                 )
+    modules = config.get("target_modules")
+    if isinstance(modules, list):  # PEFT drops the tensors of other modules
+        used = tuple(f".{name}" for name in modules)
+        tensors = (name.partition(".lora_") for name in _header(folder / "adapter_model.safetensors"))
+        if dropped := [module for module, lora, _ in tensors if lora and not module.endswith(used)]:
+            raise ConfigError(
+                f"{file} leaves out {len(dropped)} tensors of the adapter ({dropped[0]}): put the adapter_config.json "
+                "of these weights there"
+            )
     return str(base)
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """Return the tensors of a safetensors file by name; none if it cannot be read, which loading it reports."""
+    try:
+        # Eight bytes with the length of the header, little-endian, then JSON.
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, AttributeError, MemoryError, OverflowError):
+        return {}
 
 
 def first_not_finite(model: Any) -> str | None:
@@ -228,15 +248,11 @@ def weights_of(path_or_name: str, revision: str | None = None) -> tuple[int, int
     parameters = size = 0
     for file in folder.glob("*.safetensors") if folder else ():
         try:
-            # Eight bytes with the length of the header, little-endian, then JSON.
-            with file.open("rb") as opened:
-                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-            header.pop("__metadata__", None)
-            for tensor in header.values():
+            for tensor in _header(file).values():
                 begin, end = tensor["data_offsets"]
                 parameters += prod(tensor["shape"])
                 size += end - begin
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             return 0, 0  # loading the model reports the problem
     return parameters, size
 

@@ -60,7 +60,10 @@ bm25s = _bm25s_without_jax()
 _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
 _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
 # Words of one letter count, or "U.S." and "Malcolm X" would search for less, or for nothing.
-_TOKEN = re.compile(r"(?u)\w+")
+_SPACED = re.compile(r"(?u)\w+")
+# Chinese and Japanese are written without spaces: there each sign is a word, as in Lucene's standard analyzer.
+_SIGNS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
+_TOKEN = re.compile(rf"[{_SIGNS}]|[^\W{_SIGNS}]+")
 _STEMS = 1 << 16  # words with a stem that is remembered
 _CHUNK = 16_384  # passages: 200 MB while they are cut into words
 _BYTES_A_POSTING = 80  # while scores are merged
@@ -74,8 +77,12 @@ _Array = NDArray[Any]
 class Tokenizer:
     """Tokenizes passages and queries alike: drops case, accents and stop-words, and stems words."""
 
-    def __init__(self, settings: BM25Config) -> None:
-        """Look up stemmer and stop-words; raise ConfigError if one is unknown."""
+    def __init__(self, settings: BM25Config, *, spaced: bool = False) -> None:
+        """Look up stemmer and stop-words; raise ConfigError if one is unknown.
+
+        If `spaced`, words end at spaces and punctuation alone, as in indexes that were built before.
+        """
+        self._spaced = spaced
         try:
             self._stem = lru_cache(_STEMS)(Stemmer.Stemmer(settings.stemmer).stemWord) if settings.stemmer else str
             self._stopwords = frozenset(bm25s.tokenization.Tokenizer(stopwords=settings.stopwords).stopwords)
@@ -87,7 +94,9 @@ class Tokenizer:
 
     def words(self, text: str) -> list[str]:
         """Return the words of a text that count, in order."""
-        return [self._stem(word) for word in _TOKEN.findall(_fold(text).lower()) if word not in self._stopwords]
+        folded = _fold(text).lower()
+        token = _SPACED if self._spaced or folded.isascii() else _TOKEN  # the same for ASCII, and quicker
+        return [self._stem(word) for word in token.findall(folded) if word not in self._stopwords]
 
 
 class BM25Retriever(LocalRetriever):
@@ -111,7 +120,8 @@ class BM25Retriever(LocalRetriever):
         # The manifest also has the token pattern, which is
         # not a setting; an older one may lack newer settings.
         settings = {name: value for name, value in bm25.plan.settings.items() if name in BM25Config.model_fields}
-        self._tokenizer = Tokenizer(BM25Config(**settings))
+        spaced = bm25.plan.settings.get("token") == _SPACED.pattern
+        self._tokenizer = Tokenizer(BM25Config(**settings), spaced=spaced)
         identity = [passages.files[PASSAGES], bm25.plan.document()["settings"], dict(bm25.plan.versions)]
         # One thread, because numpy holds the GIL for most of
         # a search; a second one would only add to the wait.

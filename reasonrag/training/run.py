@@ -443,7 +443,7 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
                 **own,
             )
         # Adapter modules that the model does not have; a tracker that is not installed.
-        except (ValueError, NotImplementedError, RuntimeError) as error:
+        except (ValueError, NotImplementedError, RuntimeError, ImportError) as error:
             check_limits(error)
             raise ConfigError("TRL or peft refuses these settings", quoting=error) from error
         trainer.remove_callback(PrinterCallback)
@@ -485,7 +485,10 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
         torch.set_num_threads(choose_threads(trainer.model))
         stop = self._stack.enter_context(StopOnSignal(self.log, getattr(trainer, "batch_steps", 1)))
         trainer.add_callback(stop)
-        trainer.train(resume_from_checkpoint=self._checkpoint and str(self._checkpoint))
+        try:
+            trainer.train(resume_from_checkpoint=self._checkpoint and str(self._checkpoint))
+        except (ImportError, ZeroDivisionError) as error:
+            raise ConfigError("transformers cannot train with these settings", quoting=error) from error
         check()
         state = trainer.state
         steps, planned, best = state.global_step, state.max_steps, state.best_global_step

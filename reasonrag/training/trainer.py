@@ -67,8 +67,9 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
     ) -> None:
         super().__init__(*args, **kwargs)
         self.complete_checkpoint = complete_checkpoint
-        for model in filter(None, (self.model, getattr(self, "ref_model", None))):
-            score_labels_only(model)
+        for model in (self.model, getattr(self, "ref_model", None)):
+            if model is not None:  # a compiled one has no truth value
+                score_labels_only(model)
         self._started = time.monotonic() - seconds_before
 
     @property

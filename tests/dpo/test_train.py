@@ -345,6 +345,7 @@ def test_a_training_without_held_out_questions_has_no_held_out_figures(policy, t
         ({"trainer": {"output_dir": "/tmp"}}, "trainer.output_dir cannot be set"),
         ({"trainer": {"optim": "no_such"}}, "TRL refuses these settings"),
         ({"trainer": {"report_to": "trackio"}}, "TRL or peft refuses these settings"),
+        ({"trainer": {"use_liger_kernel": True}}, "transformers cannot train with these settings"),
         ({"loss_type": "sigmiod"}, "did you mean 'sigmoid'"),
     ],
 )

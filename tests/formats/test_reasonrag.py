@@ -87,6 +87,8 @@ def test_stages_have_their_own_system_prompt_and_stops():
         ("put the answer between <answer> and </answer>", Malformed("empty_answer")),
         ("<query></query>", Malformed("empty_query")),
         ("<query>never closed", Malformed("unclosed_tag")),
+        ("<think>Perhaps <answer>a draft</answer>", Malformed("unclosed_think")),
+        ("<think>Perhaps not.</think> So <answer>a</answer>", Answer("a")),
         ("<evidence>wrong stage</evidence>", Malformed("unexpected_evidence")),
         ("The answer is 7", Malformed("no_tag")),
         ("", Malformed("no_tag")),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.bm25 import BM25Retriever
+from reasonrag.retrieval.bm25 import BM25Retriever, Tokenizer
 from reasonrag.retrieval.index import BM25Config, IndexFolder
 from tests.retrieval.test_index import delete, flip, truncate
 
@@ -55,6 +55,24 @@ def test_passages_come_best_first_with_their_scores_and_exact_contents(retriever
 
 def test_case_accents_and_endings_do_not_matter(retriever: BM25Retriever) -> None:
     assert ids(retriever, ["pal GABOR", "directing"]) == [["gabor"], ["jaws", "ed"]]
+
+
+def test_texts_without_spaces_are_found_by_their_signs(tmp_path: Path) -> None:
+    texts = {
+        "film": "\u7ea2\u9ad8\u7cb1\n\u5f20\u827a\u8c0b\u5bfc\u6f14\u4e86\u8fd9\u90e8\u7535\u5f71\u3002",
+        "town": "\u5317\u4eac\n\u5317\u4eac\u662f\u9996\u90fd\u3002",
+        "tower": "\u6771\u4eac\u30bf\u30ef\u30fc",
+    }
+    passages = [Passage(name, text) for name, text in texts.items()]
+    opened = BM25Retriever.open(passages, cache=tmp_path)
+    queries = [
+        "\u8c01\u5bfc\u6f14\u4e86\u300a\u7ea2\u9ad8\u7cb1\u300b?",
+        "\u5317\u4eac\u5728\u54ea",
+        "\u30bf\u30ef\u30fc",
+    ]
+    assert [found[0] for found in ids(opened, queries)] == ["film", "town", "tower"]
+    spaced = Tokenizer(BM25Config(), spaced=True)  # of an index that was built before
+    assert spaced.words("\u5f20\u827a\u8c0b Zhang") == ["\u5f20\u827a\u8c0b", "zhang"]
 
 
 @pytest.mark.parametrize("query", ["", "  ", "the of and", "?!", "unheard", "\x00", "\ud83d", "\u2028"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from reasonrag.core.config import load_config
-from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.errors import ConfigError, Interrupted, RunError
 from reasonrag.core.text import common_text
 from reasonrag.pipeline.build import most_calls
 from reasonrag.rounds import Improvement, RoundsSettings, serving
@@ -110,6 +110,16 @@ def test_rounds_share_no_question_with_each_other_or_with_dev_and_stay_below_the
     assert [len(each) for each in texts] == [8, 8, 6] and len(set.union(*texts)) == 22
     bound = re.search(r"at most (\d+) model calls", improvement(whole, rounds=2).bound())
     assert bound and rows[-1]["calls"] <= int(bound[1])
+
+
+def test_no_stage_begins_after_a_signal_that_came_as_the_last_one_ended(tmp_path: Path) -> None:
+    signals: list[int] = []
+    rounds = improvement(tmp_path / "out")
+    rounds.log = lambda line: signals.append(signal.SIGTERM)  # once the first stage has begun
+    with pytest.raises(Interrupted) as stopped:
+        rounds.run(stopped_by=lambda: signals[-1] if signals else 0)
+    assert stopped.value.number == signal.SIGTERM
+    assert {"identity", "round-0/eval"} == {*read_json(tmp_path / "out/identity.json")} - {"checksum"}
 
 
 def test_a_round_takes_what_is_left_and_paid_for_and_not_less_than_its_half(tmp_path: Path) -> None:

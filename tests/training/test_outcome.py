@@ -11,6 +11,7 @@ import pytest
 
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.model_folder import adapter_base
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.publish.verify import verify
 from reasonrag.training.model import merge_adapter
@@ -123,6 +124,15 @@ def test_an_adapter_whose_model_is_gone_says_so(adapter, tmp_path):
     with pytest.raises(ConfigError, match="/no/such/model"):
         merge_adapter(folder, tmp_path / "merged", chat=ChatTemplate.load(str(folder)))
     assert not (tmp_path / "merged").exists()
+
+
+def test_an_adapter_whose_configuration_leaves_out_tensors_is_refused(adapter, tmp_path):
+    file = shutil.copytree(adapter, tmp_path / "adapter") / "adapter_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"target_modules": config["target_modules"][1:]}))
+    with pytest.raises(ConfigError, match=r"leaves out \d+ tensors of the adapter"):
+        adapter_base(file.parent)
+    assert any("leaves out" in problem for problem in verify(file.parent).problems)
 
 
 def test_a_training_whose_folder_is_moved_says_so_and_goes_on_there(policy, data, tmp_path):
