@@ -112,6 +112,7 @@ TRAINING_JSON = {
     "best.*": "online: step and value of the policy in `best/`",
     "device": "cpu or the GPU's name",
     "processes": "number of processes",
+    "mixed_precision": "no, bf16 or fp16: what the forward pass computed in beside the weights' own type",
     "settings.*": "the resolved settings",
     "identity.*": "the settings and checksums that can change a result",
     "files.*": "size in bytes and SHA-256 of each file of the trained model; older runs have none",

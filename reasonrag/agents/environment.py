@@ -72,7 +72,7 @@ class Reset(BaseModel):
     question_id: str | None = None
     dataset: str | None = None
     question: str | None = None
-    golden_answers: list[str] | None = None
+    golden_answers: list[str] | None = Field(None, max_length=10_000)
     seed: int | None = None
     episode_id: str | None = None
     step: int = Field(0, ge=0)

@@ -119,12 +119,17 @@ def _f1(answer: str, gold: str, rules: Rules) -> float:
     if answer != gold and (answer in _ALL_OR_NOTHING or gold in _ALL_OR_NOTHING):
         return 0.0
     # Multisets: a token counts as often as both sides have it.
-    answer_tokens, gold_tokens = answer.split(), gold.split()
-    common = sum((Counter(answer_tokens) & Counter(gold_tokens)).values())
-    if not common:
+    (answer_tokens, answer_length), (gold_tokens, gold_length) = _tokens(answer), _tokens(gold)
+    if not (common := (gold_tokens & answer_tokens).total()):
         return 0.0
-    precision, recall = common / len(answer_tokens), common / len(gold_tokens)
+    precision, recall = common / answer_length, common / gold_length
     return 2 * precision * recall / (precision + recall)
+
+
+@lru_cache(maxsize=64)  # an answer is compared with each of its golden ones
+def _tokens(text: str) -> tuple[Counter[str], int]:
+    tokens = text.split()
+    return Counter(tokens), len(tokens)
 
 
 def _cover(answer: str, gold: str, rules: Rules) -> float:

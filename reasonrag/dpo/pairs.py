@@ -234,19 +234,25 @@ def in_test_split(question: Question, share: float, repeated: Mapping[Question, 
 def split_trees(run: Path, columns: Sequence[str], share: float) -> Iterator[tuple[str, Question, list[Row]]]:
     """Yield each tree of a run, with the split that holds its question, train or test, and the question."""
     repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
-    for question, tree in by_question(read_shards(run / "trees", "nodes", tree_schema(), columns=columns)):
+    for question, tree in _placed(read_shards(run / "trees", "nodes", tree_schema(), columns=columns)):
         yield "test" if in_test_split(question, share, repeated) else "train", question, tree
 
 
 def _trees(nodes: Iterable[Row], repeated: Collection[tuple[str, str]] | None) -> Iterator[tuple[list[Row], set[str]]]:
     """Yield each tree with the digests of the preferences seen before; prompts of other questions differ from its."""
     seen: set[str] = set()
+    for question, tree in _placed(nodes):
+        yield tree, seen if repeated is None or question in repeated else set()
+
+
+def _placed(nodes: Iterable[Row]) -> Iterator[tuple[Question, list[Row]]]:
+    """Yield each tree; raise DataError if a node of it is not where an earlier one may be its parent."""
     for question, tree in by_question(nodes):
         for place, row in enumerate(tree):
             if row["node_id"] != place or row["parent_id"] >= place:
                 problem = f"question {question[1]!r}, node {row['node_id']}: no tree of build-tree has it there"
                 raise DataError(f"{problem}; run the same build-tree command to write the tables again")
-        yield tree, seen if repeated is None or question in repeated else set()
+        yield question, tree
 
 
 @dataclass(frozen=True, slots=True)

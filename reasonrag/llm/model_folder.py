@@ -168,6 +168,8 @@ def adapter_base(folder: Path) -> str | None:
         raise ConfigError(f"{file} does not name the adapter's model; write it again with save_pretrained") from error
     if not base:
         raise ConfigError(f"{file} names no base_model_name_or_path; put the model's folder or Hub id there")
+    if any(folder.glob("model*.safetensors")) and named_path(str(base)).resolve() != folder.resolve():
+        raise ConfigError(f"{folder} holds a whole model and an adapter on another one, {base}; move one of them away")
     for name in _PATTERNS:
         given = config.get(name) or ()
         for pattern in map(str, [given] if isinstance(given, str) else given):

@@ -152,6 +152,8 @@ def test_a_reset_in_the_middle_begins_anew_and_bad_messages_are_answered() -> No
         assert "one of yours comes with golden_answers" in ask(client, "reset", question="Who?")["data"]["message"]
         assert ask(client, "step", words="a")["data"]["code"] == "VALIDATION_ERROR"
         assert "holds none" in ask(client, "reset", question="Who?", golden_answers=[" "])["data"]["message"]
+        many = ask(client, "reset", question="Who?", golden_answers=["me"] * 10_001)
+        assert many["data"]["code"] == "VALIDATION_ERROR"
         own = ask(client, "reset", question="Who?", golden_answers=["me"])["data"]["observation"]
         assert own["question_id"] == "Who?"
         assert ask(client, "step", text="<answer>me</answer>")["data"]["reward"] == 1.0

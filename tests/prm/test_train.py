@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 
 import pytest
 
 from reasonrag.core.config import load_config
-from reasonrag.core.errors import ConfigError, LLMError, RunError
+from reasonrag.core.errors import ConfigError, DataError, LLMError, RunError
 from reasonrag.core.settings import gather, validate
 from reasonrag.core.types import Completion, FinishReason
 from reasonrag.pipeline.build import build_trees
 from reasonrag.prm.scorer import open_scorer
 from reasonrag.prm.train import read_labels, train_prm
+from reasonrag.storage.parquet import read_parquet, write_parquet
+from reasonrag.storage.tables import tree_schema
 from reasonrag.training.settings import PRM_PRESETS, PRMSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
@@ -116,3 +119,12 @@ def test_a_model_that_says_nan_is_an_error_and_never_a_score(trained, trees, tmp
 def test_tokens_that_the_vocabulary_lacks_are_refused(trees, tmp_path):
     with pytest.raises(ConfigError, match="two tokens"):
         train_prm(settings(trees, tokens=["+", "-"]), tmp_path / "prm", log=lambda line: None)
+
+
+def test_a_tree_with_a_circle_has_no_labels_and_ends(trees, tmp_path):
+    (file,) = (shutil.copytree(trees, tmp_path / "run") / "trees").glob("*.parquet")
+    rows = read_parquet(file, tree_schema())
+    rows[1]["parent_id"] = 2
+    write_parquet(file, rows, tree_schema())
+    with pytest.raises(DataError, match="node 1: no tree of build-tree has it there"):
+        read_labels(str(tmp_path / "run"), settings(tmp_path / "run"))

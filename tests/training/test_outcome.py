@@ -133,6 +133,10 @@ def test_an_adapter_whose_configuration_leaves_out_tensors_is_refused(adapter, t
     with pytest.raises(ConfigError, match=r"leaves out \d+ tensors of the adapter"):
         adapter_base(file.parent)
     assert any("leaves out" in problem for problem in verify(file.parent).problems)
+    file.write_text(json.dumps(config))
+    (file.parent / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match="holds a whole model and an adapter on another one"):
+        adapter_base(file.parent)
 
 
 def test_a_training_whose_folder_is_moved_says_so_and_goes_on_there(policy, data, tmp_path):
