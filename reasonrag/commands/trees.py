@@ -155,11 +155,10 @@ def _print_summary(summary: Mapping[str, Any], pairs: Path) -> None:
     print(f"data set: {pairs}")
     count, left_out = summary["pairs"], summary["pairs"]["left_out"]
     if summary["questions"]["finished"] and not count["total"]:
-        why = (
-            f"all are left out, most for {max(left_out, key=left_out.get)}"
-            if left_out
-            else "no siblings differ in value"
-        )
+        without = summary["trees"]["iterations_without_value"]
+        why = "no siblings differ in value" + (f", which {without} iterations lack" if without else "")
+        if left_out:
+            why = f"all are left out, most for {max(left_out, key=left_out.get)}"
         print(f"no pairs: {why}; see No pairs, and Steps that cannot be read, in docs/troubleshooting.md")
     elif count["total"] and not count["test"] and (share := count.get("test_share")):
         print(f"no question with pairs is in the test split (--test-share {share:g}), so no pair is held out")

@@ -315,7 +315,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         # A file without checksums, as other tools write them, is read all the same.
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
-                raise ValueError("a column stands in it twice")
+                raise DataError(f"{path}: two of its columns have the same name; rename one")
             yield file
 
 

@@ -139,7 +139,7 @@ def test_of_a_question_only_the_row_groups_that_hold_it_are_read(tmp_path):
         ),
         (
             pa.table([["Who?"], ["Where?"]], names=["question", "question"]),
-            "cannot be read .a column stands in it twice",
+            "two of its columns have the same name; rename one",
         ),
     ],
 )
