@@ -50,10 +50,25 @@ class QueryRetriever:
         self._name, self._find, self._close = name, find, close
         self._transient, self._timeout_s = transient, settings.timeout_s
         self._turns = asyncio.Semaphore(concurrency)
+        self._answered: dict[tuple[str, int], tuple[Passage, ...]] = {}  # in batches of which another query failed
+        self._is_up = False
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
         """Return `[len(queries)]` rankings; an empty query finds nothing."""
-        return await asyncio.gather(*(self._search(query, top_k) for query in queries))
+        known = {query: self._answered.pop((query, top_k), None) for query in queries}
+        asked = [query for query, ranking in known.items() if ranking is None]
+        found = await asyncio.gather(*(self._search(query, top_k) for query in asked), return_exceptions=True)
+        results = zip(asked, found, strict=True)
+        answered = {query: result for query, result in results if not isinstance(result, BaseException)}
+        self._is_up = bool(answered) or (self._is_up and len(asked) < 2)
+        answered |= {query: ranking for query, ranking in known.items() if ranking is not None}
+        if failed := next((each for each in found if isinstance(each, BaseException)), None):
+            self._answered |= {(query, top_k): ranking for query, ranking in answered.items()}
+            if self._is_up and isinstance(failed, RetrievalError):
+                # It answers others: the batch is asked again in halves, until this query fails alone.
+                raise RetrievalError(str(failed), cause="refused") from failed
+            raise failed
+        return [answered[query] for query in queries]
 
     async def aclose(self) -> None:
         close, self._close = self._close, None

@@ -24,6 +24,7 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import named_path
 from reasonrag.core.text import common_length, common_text, normalize_answer, quoted, valid_unicode
 from reasonrag.core.types import Message, Prompt, Span, as_finite
+from reasonrag.storage import inputs
 from reasonrag.storage.files import reading, short_hash
 from reasonrag.storage.folder import read_run
 from reasonrag.storage.inputs import NO_OBJECT, SUFFIXES, NumberedRow, RowProblems, raw_rows, text_id, warn_left_out
@@ -242,17 +243,12 @@ def split_of(name: str) -> str:
 
 def check_shards(folder: Path) -> None:
     """Raise DataError if a folder holds some files of `STEM-00000-of-000NN.parquet`, ..., and not all of them."""
-    shards: Counter[tuple[str, int]] = Counter()
-    for file in folder.glob("*.parquet"):
-        if match := re.match(r"(.+)-\d{5}-of-(\d{5})\b(.*)", file.name):
-            if match[3] != ".parquet":
-                raise DataError(f"{file} is a copy of a file beside it, or not of this folder; move it elsewhere")
-            shards[match[1], int(match[2])] += 1
-    for (stem, count), present in shards.items():
-        if present != count:
-            raise DataError(
-                f"{folder}: {present} of {count} files of {stem}-*.parquet are there; copy the whole folder"
-            )
+    files = list(folder.glob("*.parquet"))
+    for file in files:
+        if (match := inputs.SHARD.match(file.name)) and match[3] != ".parquet":
+            raise DataError(f"{file} is a copy of a file beside it, or not of this folder; move it elsewhere")
+    if problem := inputs.lacking_shards(files):
+        raise DataError(f"{folder}: {problem}; copy the whole folder")
 
 
 def check_of_run(file: Path, summary: Mapping[str, Any]) -> None:

@@ -135,8 +135,8 @@ def check(path: Path, options: PublishOptions) -> None:
     is_policy = (path / SUMMARY).is_file()
     if not is_policy and not (path / "run.json").is_file():
         raise RunError(
-            f"{path} is neither a finished run (run.json) nor a trained policy (training.json); if its command was "
-            "stopped, the same command finishes it"
+            f"{path} is neither a finished run (run.json) nor a trained policy (training.json), and nothing else is "
+            "published; if its command was stopped, the same command finishes it"
         )
     refuse_links(path)
     if options.report is not None and not is_policy:

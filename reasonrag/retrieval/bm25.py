@@ -37,7 +37,15 @@ from reasonrag.retrieval.index import (
     Plan,
     Silent,
 )
-from reasonrag.retrieval.passages import PASSAGES, GivenCorpus, PassageStore, build_passages, open_corpus, passages_plan
+from reasonrag.retrieval.passages import (
+    PASSAGES,
+    SIGNS,
+    GivenCorpus,
+    PassageStore,
+    build_passages,
+    open_corpus,
+    passages_plan,
+)
 from reasonrag.storage.files import short_hash
 
 
@@ -61,9 +69,7 @@ _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indpt
 _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
 # Words of one letter count, or "U.S." and "Malcolm X" would search for less, or for nothing.
 _SPACED = re.compile(r"(?u)\w+")
-# Chinese and Japanese are written without spaces: there each sign is a word, as in Lucene's standard analyzer.
-_SIGNS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
-_TOKEN = re.compile(rf"[{_SIGNS}]|[^\W{_SIGNS}]+")
+_TOKEN = re.compile(rf"[{SIGNS}]|[^\W{SIGNS}]+")
 _STEMS = 1 << 16  # words with a stem that is remembered
 _CHUNK = 16_384  # passages: 200 MB while they are cut into words
 _BYTES_A_POSTING = 80  # while scores are merged

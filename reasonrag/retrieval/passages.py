@@ -30,7 +30,16 @@ from reasonrag.core.text import one_line, printable, quoted, valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.index import BuildProgress, Draft, IndexFolder, Manifest, PassagesConfig, Plan
 from reasonrag.storage.files import size_and_digest
-from reasonrag.storage.inputs import SUFFIXES, NumberedRow, RowProblems, lack, raw_rows, text_id, warn_left_out
+from reasonrag.storage.inputs import (
+    SUFFIXES,
+    NumberedRow,
+    RowProblems,
+    lack,
+    lacking_shards,
+    raw_rows,
+    text_id,
+    warn_left_out,
+)
 from reasonrag.storage.questions import load_questions, paragraph_corpus
 
 log = structlog.get_logger()
@@ -51,7 +60,9 @@ _HUB = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+
 _DUPLICATE = "duplicate id"
 _UNUSABLE = "Repair or remove these rows; a passage has a unique id, and contents (or title and text)."
 # More than 100 characters without a blank count as several words, as not every script separates words.
-_WORD = re.compile(r"\S{1,100}")
+# Chinese and Japanese are written without spaces: there each sign is a word, as in Lucene's standard analyzer.
+SIGNS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{SIGNS}]|[^\s{SIGNS}]{{1,100}}")
 _TITLE_WORDS = 30
 _QUERY_WORDS = 8
 _RECENT_IDS = 1 << 20
@@ -186,6 +197,8 @@ def _open_folder(folder: Path) -> CorpusSource:
     for suffixes in (SUFFIXES, _TEXTS):
         if chosen := [path for path in files if path.name.lower().endswith(suffixes)]:
             warn_left_out(folder, visible, set(chosen))
+            if problem := lacking_shards(chosen):
+                log.warning(f"{folder}: {problem}; the others are missing in this corpus")
             return FileCorpus(name, chosen, folder, total=len(chosen) if suffixes == _TEXTS else None)
     raise DataError(f"{folder}: no corpus in it; a folder needs files that end in {', '.join((*SUFFIXES, *_TEXTS))}")
 
@@ -375,8 +388,7 @@ def split(contents: str, max_words: int) -> list[str]:
     >>> split("Jaws\\nA film of 1975 about a shark", 4)
     ['Jaws\\nA film of 1975', 'Jaws\\nabout a shark']
     """
-    # A word and the blank after it have two characters at least.
-    if len(contents) < 2 * max_words:
+    if len(contents) <= max_words:
         return [contents]
     title, line, text = contents.partition("\n")
     if not text.strip() or len(title.split()) > _TITLE_WORDS:

@@ -7,6 +7,7 @@ import csv
 import gzip
 import itertools
 import math
+import re
 import tarfile
 import zlib
 from collections import Counter
@@ -29,6 +30,7 @@ CALLS = "calls.jsonl"  # of a recording
 NO_OBJECT = "not a JSON object in UTF-8 with each key once"
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
+SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\b(.*)")
 _NAMED_ROWS = 5  # of one kind of problem, in a message
 _MOST_LINE_BYTES = 64 << 20
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, zstd, zip
@@ -173,6 +175,15 @@ def warn_left_out(folder: Path, paths: Iterable[Path], taken: Collection[Path]) 
     if left:
         kinds = ", ".join(f"{count} {kind}" for kind, count in left.most_common(5))
         log.warning(f"{folder}: some files are not read ({kinds})", read=len(taken))
+
+
+def lacking_shards(files: Iterable[Path]) -> str:
+    """Return how many of the files STEM-00000-of-000NN, ... are there if some are not; else ""."""
+    shards = Counter(match.groups() for match in map(SHARD.match, map(str, files)) if match)
+    lacking = ((there, int(count), f"{Path(stem).name}-*{end}") for (stem, count, end), there in shards.items())
+    return ", ".join(
+        f"{there} of {count} files of {name} are there" for there, count, name in lacking if there != count
+    )
 
 
 def read_rows(path: Path, problems: RowProblems) -> Iterator[NumberedRow]:

@@ -20,10 +20,10 @@ from pydantic import Field
 from contrib.compress import closest_sentences
 from contrib.frameworks import as_retriever
 from contrib.mcp_tool import _documents
-from contrib.searching import passages_of
+from contrib.searching import QueryRetriever, passages_of
 from reasonrag import Config, ConfigError, Passage, RetrievalError, load_config
 from reasonrag.pipeline.parts import open_retriever
-from reasonrag.retrieval.base import Retriever
+from reasonrag.retrieval.base import BatchedRetriever, Retriever
 from tests.e2e.world import pages
 from tests.fakes.stubs import Answer, StubRetriever, in_turn
 
@@ -119,6 +119,29 @@ def test_web_search_is_repeated_when_it_fails_and_never_shows_the_key(monkeypatc
             found("web:open_api", "jaws", url=server.url, results="web.results")
     with pytest.raises(RetrievalError, match="serper does not answer"):
         found("web:open_serper", "jaws", url=server.url)
+
+
+def test_a_query_that_always_fails_fails_alone_and_the_others_are_asked_once() -> None:
+    asked: list[str] = []
+
+    async def find(query: str, top_k: int) -> list[Passage]:
+        asked.append(query)
+        if query == "bad":
+            raise ValueError("no")
+        return [Passage(query, f"T\n{query}")]
+
+    async def search(*queries: str) -> list[object]:
+        inner = QueryRetriever("engine", load_config(), find, transient=(ValueError,))
+        batched = BatchedRetriever(inner)
+        return await asyncio.gather(*(batched.search([query], 1) for query in queries), return_exceptions=True)
+
+    stamina.set_testing(True, attempts=1)
+    try:
+        results = asyncio.run(search("a", "bad", "b", "c"))
+    finally:
+        stamina.set_testing(False)
+    assert [isinstance(result, RetrievalError) for result in results] == [False, True, False, False]
+    assert [asked.count(query) for query in "abc"] == [1, 1, 1]
 
 
 def test_a_reply_in_pieces_is_read_to_its_end_and_odd_scores_and_texts_cost_no_question() -> None:

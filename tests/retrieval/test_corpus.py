@@ -12,6 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from reasonrag.core.errors import DataError
 from reasonrag.retrieval.passages import open_corpus, passage_contents
@@ -97,6 +98,14 @@ def test_a_corpus_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None
         file.write(LINES)
     with pytest.raises(DataError, match=r"a\.jsonl changed while it was read"):
         list(rows)
+
+
+def test_a_folder_that_lacks_a_shard_says_so(tmp_path: Path) -> None:
+    for number in (0, 2):
+        (tmp_path / f"train-{number:05d}-of-00003.jsonl").write_bytes(LINES)
+    with capture_logs() as logs:
+        open_corpus(str(tmp_path))
+    assert "2 of 3 files of train-*.jsonl are there; the others are missing in this corpus" in logs[-1]["event"]
 
 
 def test_a_tar_archive_of_several_files_is_never_read_in_part(tmp_path: Path) -> None:

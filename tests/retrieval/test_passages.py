@@ -127,7 +127,8 @@ def test_no_piece_of_a_passage_whose_id_came_before_is_taken(tmp_path: Path) -> 
 
 
 def test_splitting_loses_no_character_of_a_word_and_bounds_texts_without_blanks() -> None:
-    assert split("\u4e00" * 2500, 10) == ["\u4e00" * 1000, "\u4e00" * 1000, "\u4e00" * 500]
+    assert split("a" * 2500, 10) == ["a" * 1000, "a" * 1000, "a" * 500]
+    assert split("\u4e00" * 25, 10) == ["\u4e00" * 10, "\u4e00" * 10, "\u4e00" * 5]
     long_line = " ".join(["x"] * 40)
     assert split(f"{long_line}\ny z", 30) == [" ".join(["x"] * 30), " ".join(["x"] * 10) + "\ny z"]
     assert split("T\n" + "x " * 10, 10) == ["T\n" + "x " * 10]
