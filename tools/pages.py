@@ -43,6 +43,11 @@ CHANGES: Changes = (
         ("reasonrag.md", "rounds.md", "real-model.md"),
         "pairs of yes and no keep the order of their trees, and DPO sees them in another one",
     ),
+    (
+        "2026-11-29 15:52",
+        ("real-model.md", "preferences.md"),
+        "BM25 takes each Chinese or Japanese character as a word, which reorders a few rankings of real passages",
+    ),
 )
 
 _MADE = re.compile(
