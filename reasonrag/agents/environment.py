@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 import structlog
 from pydantic import BaseModel, Field, ValidationError
 
-from reasonrag.core.errors import ReasonRAGError, sayable
+from reasonrag.core.errors import ReasonRAGError, readable_error
 from reasonrag.core.serving import (
     App,
     ListenSettings,
@@ -210,7 +210,7 @@ class Session:
         # The message of any other error may quote the question
         # or a passage: the client gets its type alone.
         except Exception as error:
-            log.warning("an episode failed", error=excerpt(f"{type(error).__name__}: {sayable(error)}"))
+            log.warning("an episode failed", error=excerpt(f"{type(error).__name__}: {readable_error(error)}"))
             self._replies.put_nowait(_failure(f"internal error ({type(error).__name__})"))
         else:
             end = Observation(

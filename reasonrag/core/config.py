@@ -175,7 +175,7 @@ class JudgeConfig(Section):
     vllm: bool = setting(False, "the judge's server is vLLM (default: detected)")
     api_key_env: str = execution("OPENAI_API_KEY", "environment variable with its server's API key; never the key")
     max_tokens: int = setting(512, "maximum tokens of one reply", ge=1)
-    temperature: float = setting(0.0, "temperature of a verdict; 0 is greedy, some APIs take 1 alone", ge=0, le=5)
+    temperature: float = setting(0.0, "temperature of a verdict; 0 is greedy; some APIs only accept 1", ge=0, le=5)
     think: bool | None = setting(None, "let the model think before its reply (default: as its chat template does)")
     timeout_s: float = execution(300.0, "timeout in seconds of one request to a server, retries included", gt=0)
     concurrency: int | None = execution(None, "requests in flight at one server (default: as for the policy)", ge=1)

@@ -107,8 +107,8 @@ class JudgeError(BackendError):
     """
 
 
-def sayable(error: Exception) -> Exception:
-    """Return an error of a user's code, or one in its place if its own message cannot be made."""
+def readable_error(error: Exception) -> Exception:
+    """Return an error of a user's code, or a RuntimeError in its place if its `__str__` raises."""
     try:
         str(error)
     except Exception:

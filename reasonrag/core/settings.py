@@ -192,7 +192,7 @@ def expect(kind: type[Section], settings: object) -> None:
     if not isinstance(settings, kind):
         name = kind.__name__
         raise ConfigError(
-            f"a {type(settings).__name__} is no {name}; make one with {name}(...), or as docs/extend.md does"
+            f"a {type(settings).__name__} is not a {name}; make one with {name}(...), or as docs/extend.md does"
         )
 
 
@@ -210,7 +210,7 @@ def validate(model: type[S], tree: Mapping[str, Any]) -> S:
     name = ".".join(map(str, problem["loc"]))[:200]
     if problem["type"] == "extra_forbidden":
         known = [*_names(model)]
-        nested = "; in YAML its parts stand below each other, without dots"
+        nested = "; in YAML, nest its parts instead of writing dots"
         advice = nested if name in known else nearest(name, known, "docs/settings.md has all")
         message = f"unknown key {name!r}{advice}"
     elif problem["type"] == "value_error":  # ours: these messages do not quote values, which may be secrets

@@ -247,7 +247,7 @@ def check_shards(folder: Path) -> None:
     for file in files:
         if (match := inputs.SHARD.match(file.name)) and match[3] != ".parquet":
             raise DataError(f"{file} is a copy of a file beside it, or not of this folder; move it elsewhere")
-    if problem := inputs.lacking_shards(files):
+    if problem := inputs.missing_shards(files):
         raise DataError(f"{folder}: {problem}; copy the whole folder")
 
 

@@ -366,7 +366,7 @@ def load_causal(path_or_name: str, **options: Any) -> Any:
         raise ConfigError(
             f"model {path_or_name!r} lacks {len(missing)} of its weights ({', '.join(missing[:3])}); copy it again"
         )
-    # Parts that this class of model has no use for may be there, but no further layer of those that it uses.
+    # Unused parts, such as a vision tower, are fine; more layers than the configuration counts are not.
     used = {re.sub(r"\d+", "", name) for name in model.state_dict()}
     if further := sorted(name for name in found["unexpected_keys"] if re.sub(r"\d+", "", name) in used):
         raise ConfigError(

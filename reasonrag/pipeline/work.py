@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from reasonrag.core.calls import RETRIES, SlotCounts
-from reasonrag.core.errors import BackendError, Interrupted, RunError, check_limits, sayable
+from reasonrag.core.errors import BackendError, Interrupted, RunError, check_limits, readable_error
 from reasonrag.core.event_loop import STALL_S, progressing
 from reasonrag.core.plugins import place_of
 from reasonrag.core.text import excerpt, one_line, pace
@@ -98,7 +98,7 @@ async def work_through(
         except Exception as raised:
             if failed is None:
                 raise
-            error = sayable(raised)
+            error = readable_error(raised)
             check_limits(error)  # a limit of this process, such as its open files: the other questions would fail too
             cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
             failures += 1

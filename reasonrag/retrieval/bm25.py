@@ -39,7 +39,7 @@ from reasonrag.retrieval.index import (
 )
 from reasonrag.retrieval.passages import (
     PASSAGES,
-    SIGNS,
+    UNSPACED,
     GivenCorpus,
     PassageStore,
     build_passages,
@@ -69,7 +69,7 @@ _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indpt
 _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
 # Words of one letter count, or "U.S." and "Malcolm X" would search for less, or for nothing.
 _SPACED = re.compile(r"(?u)\w+")
-_TOKEN = re.compile(rf"[{SIGNS}]|[^\W{SIGNS}]+")
+_TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 _STEMS = 1 << 16  # words with a stem that is remembered
 _CHUNK = 16_384  # passages: 200 MB while they are cut into words
 _BYTES_A_POSTING = 80  # while scores are merged

@@ -35,7 +35,7 @@ from reasonrag.storage.inputs import (
     NumberedRow,
     RowProblems,
     lack,
-    lacking_shards,
+    missing_shards,
     raw_rows,
     text_id,
     warn_left_out,
@@ -60,9 +60,9 @@ _HUB = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+
 _DUPLICATE = "duplicate id"
 _UNUSABLE = "Repair or remove these rows; a passage has a unique id, and contents (or title and text)."
 # More than 100 characters without a blank count as several words, as not every script separates words.
-# Chinese and Japanese are written without spaces: there each sign is a word, as in Lucene's standard analyzer.
-SIGNS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{SIGNS}]|[^\s{SIGNS}]{{1,100}}")
+# Chinese and Japanese are written without spaces: there each character is a word, as in Lucene's standard analyzer.
+UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]{{1,100}}")
 _TITLE_WORDS = 30
 _QUERY_WORDS = 8
 _RECENT_IDS = 1 << 20
@@ -197,7 +197,7 @@ def _open_folder(folder: Path) -> CorpusSource:
     for suffixes in (SUFFIXES, _TEXTS):
         if chosen := [path for path in files if path.name.lower().endswith(suffixes)]:
             warn_left_out(folder, visible, set(chosen))
-            if problem := lacking_shards(chosen):
+            if problem := missing_shards(chosen):
                 log.warning(f"{folder}: {problem}; the others are missing in this corpus")
             return FileCorpus(name, chosen, folder, total=len(chosen) if suffixes == _TEXTS else None)
     raise DataError(f"{folder}: no corpus in it; a folder needs files that end in {', '.join((*SUFFIXES, *_TEXTS))}")

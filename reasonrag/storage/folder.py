@@ -228,7 +228,7 @@ def _inputs(command: Sequence[Any], folder: Path) -> str:
 def _files(path: Path) -> list[tuple[str, int, int]]:
     """Return path, size and time of a file, or of the files in a folder; without hidden ones, and no result of ours.
 
-    The time is that of the system's last change, which no program can set back.
+    The time is ctime, which no program can set back.
     """
     left_out = _NO_RESULT if any((path / name).is_file() for name in ("run.json", *_SUMMARIES)) else _HIDDEN
     files = [Path(place, name) for place, _, names in os.walk(path) for name in names]

@@ -177,7 +177,7 @@ def warn_left_out(folder: Path, paths: Iterable[Path], taken: Collection[Path]) 
         log.warning(f"{folder}: some files are not read ({kinds})", read=len(taken))
 
 
-def lacking_shards(files: Iterable[Path]) -> str:
+def missing_shards(files: Iterable[Path]) -> str:
     """Return how many of the files STEM-00000-of-000NN, ... are there if some are not; else ""."""
     shards = Counter(match.groups() for match in map(SHARD.match, map(str, files)) if match)
     lacking = ((there, int(count), f"{Path(stem).name}-*{end}") for (stem, count, end), there in shards.items())

@@ -487,7 +487,7 @@ class TrainingRun(contextlib.AbstractContextManager[Any], Generic[S]):
         trainer.add_callback(stop)
         try:
             trainer.train(resume_from_checkpoint=self._checkpoint and str(self._checkpoint))
-        except (ImportError, ZeroDivisionError) as error:
+        except ImportError as error:  # of an optional package, such as liger-kernel
             raise ConfigError("transformers cannot train with these settings", quoting=error) from error
         check()
         state = trainer.state

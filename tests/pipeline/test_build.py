@@ -59,7 +59,7 @@ def test_the_summary_counts_what_the_tables_hold(tmp_path):
 
 @pytest.mark.parametrize("call", [build_trees, train_dpo, train_online])
 def test_settings_of_another_kind_are_named(call, tmp_path):
-    with pytest.raises(ConfigError, match=r"a dict is no (Config|DPOSettings|RLSettings); make one with "):
+    with pytest.raises(ConfigError, match=r"a dict is not a (Config|DPOSettings|RLSettings); make one with "):
         call({"seed": 1}, tmp_path / "out")
 
 
